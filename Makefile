@@ -1,0 +1,31 @@
+# Each target sets itself up: a virtual environment in .venv with the pinned packages of constraints.txt.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format clean
+.DEFAULT_GOAL := test
+
+.venv/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready  ## train a small Memformer to remember, and see how far it does
+	$(BIN)/memformer demo retention
+
+# one thread a process: two busy processes with two threads each slow one another several times over
+test: .venv/ready  ## the test suite
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+check: .venv/ready  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/ready  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove everything that the other targets made
+	rm -rf .venv runs build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,165 @@
+"""Gradients through a rollout of segments: three methods of one signature and one result.
+
+    loss, state = mrbp(model, segments, state)
+
+differentiates the mean cross-entropy a target token over the whole rollout, plus the mean of the segments' auxiliary
+losses. It adds the gradients to `.grad`, and hands back the cross-entropy and the detached state after the last segment.
+
+| method         | holds for backward             | computes                                  |
+|----------------|--------------------------------|-------------------------------------------|
+| `bptt`         | all segments                   | each segment once                         |
+| `checkpointed` | all states, one segment        | each segment twice                        |
+| `mrbp`         | all states, one segment        | each segment once, `advance` once more    |
+
+The model is any module with `forward(segment, state) -> Output`; `advance(segment, state) -> state`, the same new state
+without the logits, makes `mrbp` cheaper; `check(segment, state)` lets bad input fail before anything has changed. A state
+is a (named) tuple of tensors; members that are not floating point are carried and not differentiated.
+
+Dropout: `mrbp`'s first pass skips the decoder, and so draws fewer random numbers than `bptt`. Therefore each method takes
+one number from the generator and seeds every segment from it: all give the same masks and leave the generator alike.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from memformer_torch.losses import count_tokens, cross_entropy_sum
+from memformer_torch.types import Segment
+
+Backward = Callable[[list[Tensor], list[Tensor | None]], None]
+"""`backward(tensors, gradients)`: tensors[0] is the loss, whose gradient is None; the rest are a state's members with
+theirs. A loss scale multiplies the loss alone: the gradients of a state come from a loss that was scaled already."""
+
+
+def bptt(model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+    """Back-propagation through time: one graph over all segments, one backward."""
+    rollout = _Rollout.begin(model, segments, state)
+    return _one_graph(rollout, state, rollout.step, backward)
+
+
+def checkpointed(
+    model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None
+) -> tuple[Tensor, Any]:
+    """Back-propagation through time with torch's gradient checkpointing of each segment."""
+    rollout = _Rollout.begin(model, segments, state)
+
+    def step(index: int, state: Any) -> _Step:  # the seed is set inside: nothing of the generator need be kept
+        return checkpoint(rollout.step, index, state, use_reentrant=False, preserve_rng_state=False)
+
+    return _one_graph(rollout, state, step, backward)
+
+
+def mrbp(model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+    """Memory replay back-propagation (Algorithm 1), exact: the gradients of `bptt` with one segment's graph at a time."""
+    rollout = _Rollout.begin(model, segments, state)
+
+    replay_buffer = [state]
+    with torch.no_grad():
+        for index in range(len(segments) - 1):
+            replay_buffer.append(rollout.advance(index, replay_buffer[-1]))
+    torch.clear_autocast_cache()  # weights that were cast without a graph would get no gradient
+
+    total, final, gradients = None, None, None
+    for index in reversed(range(len(segments))):
+        known = replay_buffer.pop()
+        if index > 0:  # the first keeps its graph: a state that came in requiring gradient receives it
+            known = _map_state(known, lambda member: member.detach().requires_grad_(member.is_floating_point()))
+        step = rollout.step(index, known)
+        if final is None:
+            total, final = torch.zeros_like(step.loss), _map_state(step.state, Tensor.detach)
+        total += step.loss.detach()
+        _run_backward(backward, step.objective, step.state, gradients)
+        torch.clear_autocast_cache()
+        gradients = [member.grad for member in known] if index > 0 else None
+    return total, final
+
+
+class _Step(NamedTuple):
+    loss: Tensor
+    """Cross-entropy of the segment as its part of the rollout's mean."""
+    objective: Tensor
+    """What is differentiated: with the part of the auxiliary loss."""
+    state: Any
+
+
+class _Rollout(NamedTuple):
+    """What all methods share: the model, its segments, what the loss is divided by, and the seed."""
+
+    model: nn.Module
+    segments: Sequence[Segment]
+    num_tokens: Tensor
+    seed: int
+
+    @classmethod
+    def begin(cls, model: nn.Module, segments: Sequence[Segment], state: Any) -> "_Rollout":
+        """Check everything first, so that an error leaves gradients and generator as they were."""
+        if not segments:
+            raise ValueError("segments is empty: a rollout needs at least one segment")
+        if hasattr(model, "check"):
+            for index, segment in enumerate(segments):
+                model.check(segment, state if index == 0 else None)
+        num_tokens = torch.stack([count_tokens(segment.target) for segment in segments]).sum()
+        if num_tokens == 0:
+            raise ValueError("the rollout has no target token: every target is IGNORE, so there is no loss to take a mean of")
+        return cls(model, segments, num_tokens, int(torch.randint(2**62, ())))
+
+    def step(self, index: int, state: Any) -> _Step:
+        segment = self.segments[index]
+        with _seeded(self.seed + index, segment.source.device):
+            output = self.model(segment, state)
+        loss = cross_entropy_sum(output.logits, segment.target) / self.num_tokens
+        objective = loss if output.auxiliary is None else loss + output.auxiliary / len(self.segments)
+        return _Step(loss, objective, output.state)
+
+    def advance(self, index: int, state: Any) -> Any:
+        segment = self.segments[index]
+        with _seeded(self.seed + index, segment.source.device):
+            if hasattr(self.model, "advance"):
+                return self.model.advance(segment, state)
+            return self.model(segment, state).state
+
+
+def _one_graph(
+    rollout: _Rollout, state: Any, step: Callable[[int, Any], _Step], backward: Backward | None
+) -> tuple[Tensor, Any]:
+    losses, objectives = [], []
+    for index in range(len(rollout.segments)):
+        loss, objective, state = step(index, state)
+        losses.append(loss.detach())
+        objectives.append(objective)
+    _run_backward(backward, torch.stack(objectives).sum(), (), None)
+    return torch.stack(losses).sum(), _map_state(state, Tensor.detach)
+
+
+def _run_backward(backward: Backward | None, loss: Tensor, state: Any, gradients: list[Tensor | None] | None) -> None:
+    """Differentiate the loss, and the state in the direction of its gradients, in one pass."""
+    pairs = [
+        (member, gradient)
+        for member, gradient in zip(state, gradients or [None] * len(state), strict=True)
+        if gradient is not None and member.requires_grad
+    ]
+    if not loss.requires_grad:
+        if not pairs:
+            return  # nothing that is trained has a part in this segment
+        loss = loss.detach().requires_grad_()  # keeps its place in the list, and leads nowhere
+    (backward or torch.autograd.backward)([loss, *(m for m, _ in pairs)], [None, *(g for _, g in pairs)])
+
+
+def _map_state(state: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    members = [function(member) for member in state]
+    return type(state)(*members) if hasattr(state, "_fields") else tuple(members)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from this seed, on the CPU and the device; afterwards the generators go on as if nothing was drawn."""
+    devices = [] if device.type == "cpu" else [device]
+    with torch.random.fork_rng(devices, device_type="cuda" if device.type == "cpu" else device.type):
+        torch.default_generator.manual_seed(seed)
+        if devices:
+            torch.get_device_module(device).manual_seed(seed)
+        yield

@@ -1,0 +1,218 @@
+"""Memformer: reads an endless sequence segment by segment through a fixed number of memory slots (section 3).
+
+One step is `M_{t+1}, O_t = Model(x_t, M_t)` of Algorithm 1: encode the source with the memory, write the memory, decode
+the target from the encoder's output.
+"""
+
+# Shape letters: B batch, S source tokens, C classification tokens, T target tokens, K slots, D width
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from memformer_torch.nn.attention import CrossAttention, Rotary, SelfAttention
+from memformer_torch.nn.embedding import Embedding
+from memformer_torch.nn.feed_forward import FeedForward
+from memformer_torch.nn.memory import Forgetting, MemoryWriter
+from memformer_torch.types import PAD, Output, Segment, check_segment, check_state, decoder_input
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemformerConfig:
+    """Defaults are the paper's image model (Table 1, 4 encoder + 8 decoder layers)."""
+
+    vocab_size: int
+    """Number of token ids."""
+    d_model: int = 128
+    """Width of tokens and slots."""
+    num_heads: int = 4
+    """Attention heads."""
+    d_ff: int = 256
+    """Width inside the feed-forward branch."""
+    num_encoder_layers: int = 4
+    """Layers that read the segment and the memory."""
+    num_decoder_layers: int = 8
+    """Layers that predict the next segment."""
+    segment_length: int = 14
+    """Most tokens in a source or a target."""
+    num_slots: int = 64
+    """Memory slots a sequence (k in the paper); 0 removes the memory: no writer, no reader."""
+    temperature: float = 0.25
+    """Divides the writer's attention logits; below 1 it sharpens them (tau in the paper)."""
+    dropout: float = 0.1
+    """On embeddings and residual branches."""
+    num_cls_tokens: int = 1
+    """Learned vectors appended to the source, which the encoder and the writer see."""
+    num_writer_heads: int | None = None
+    """Heads of the writer; None means `num_heads`, 1 is the paper's "w/o multi-head"."""
+    forgetting: bool = True
+    """Add the learned bias at each write; False is the paper's "w/o forgetting"."""
+    memory_norm: bool = True
+    """Bring slots back to length 1 at each write; False, without forgetting, drops the whole mechanism."""
+    decoder_reads: Literal["encoder", "encoder+memory"] = "encoder"
+    """What the decoder attends to: the encoder's output, or the newly written slots too."""
+
+    def __post_init__(self) -> None:
+        heads = {"num_heads": self.num_heads, "num_writer_heads": self.num_writer_heads or self.num_heads}
+        sizes = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers", "segment_length")
+        for name, value in heads.items() | {(name, getattr(self, name)) for name in sizes}:
+            if value < 1:
+                raise ValueError(f"{name} is {value}, but must be at least 1")
+        for name, value in heads.items():
+            if self.d_model % value:
+                raise ValueError(f"d_model is {self.d_model}, which {name} {value} does not divide")
+        if self.d_model // self.num_heads % 2:
+            raise ValueError(f"d_model / num_heads is {self.d_model // self.num_heads}, but rotary positions need it even")
+        if self.num_slots < 0 or self.num_cls_tokens < 0:
+            raise ValueError("num_slots and num_cls_tokens must not be negative")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}, but must be in [0, 1)")
+        if self.decoder_reads not in ("encoder", "encoder+memory"):
+            raise ValueError(f'decoder_reads is {self.decoder_reads!r}, but must be "encoder" or "encoder+memory"')
+        if self.decoder_reads == "encoder+memory" and not self.num_slots:
+            raise ValueError('decoder_reads="encoder+memory" needs num_slots above 0')
+
+
+class MemformerState(NamedTuple):
+    memory: Tensor
+    """(B, K, D): one vector of length 1 a slot."""
+
+
+class Encoded(NamedTuple):
+    """A source as the encoder leaves it."""
+
+    tokens: Tensor
+    """(B, S + C, D): with the classification tokens, for the writer."""
+    mask: Tensor | None
+    """bool (B, 1, 1, S + C), True where a token is real; None if all are."""
+    source: Tensor
+    """(B, S, D): without them, for the decoder."""
+    source_mask: Tensor | None
+    source_rotary: Rotary
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config: MemformerConfig) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.norm_attention, self.attention = nn.LayerNorm(d_model), SelfAttention(d_model, config.num_heads)
+        if config.num_slots:
+            self.norm_read, self.read = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
+        self.norm_feed_forward, self.feed_forward = nn.LayerNorm(d_model), FeedForward(d_model, config.d_ff)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, slots: Tensor, rotary: Rotary, mask: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), rotary, mask))
+        if slots.shape[1]:
+            x = x + self.dropout(self.read(self.norm_read(x), self.read.project(slots)))  # section 3.3, eq. 1 to 3
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+
+class DecoderLayer(nn.Module):
+    def __init__(self, config: MemformerConfig) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.norm_attention, self.attention = nn.LayerNorm(d_model), SelfAttention(d_model, config.num_heads)
+        self.norm_source, self.source = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
+        if config.decoder_reads == "encoder+memory":
+            self.norm_read, self.read = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
+        self.norm_feed_forward, self.feed_forward = nn.LayerNorm(d_model), FeedForward(d_model, config.d_ff)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor, rotary: Rotary, encoded: Encoded, slots: Tensor | None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), rotary, causal=True))
+        key_value = self.source.project(encoded.source, encoded.source_rotary)
+        x = x + self.dropout(self.source(self.norm_source(x), key_value, rotary, encoded.source_mask))
+        if slots is not None:
+            x = x + self.dropout(self.read(self.norm_read(x), self.read.project(slots)))
+        return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
+
+
+class Memformer(nn.Module):
+    def __init__(self, config: MemformerConfig) -> None:
+        super().__init__()
+        self.config = config
+        d_model = config.d_model
+        self.embedding = Embedding(config.vocab_size, d_model)
+        self.cls_tokens = nn.Parameter(torch.randn(config.num_cls_tokens, d_model))
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.norm_encoder = nn.LayerNorm(d_model)
+        if config.num_slots:
+            self.writer = MemoryWriter(d_model, config.num_writer_heads or config.num_heads, config.temperature)
+            self.forgetting = Forgetting(config.num_slots, d_model, config.forgetting, config.memory_norm)
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.norm_decoder = nn.LayerNorm(d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, segment: Segment, state: MemformerState) -> Output:
+        """Predict the segment's target: logits (B, T, V) and the state after its source."""
+        state, encoded = self._encode_and_write(segment, state)
+        return Output(self._decode(segment, encoded, state), state)
+
+    def advance(self, segment: Segment, state: MemformerState) -> MemformerState:
+        """The critical path alone: the state that `forward` gives, without decoding."""
+        return self._encode_and_write(segment, state)[0]
+
+    def initial_state(self, batch_size: int) -> MemformerState:
+        """M_0 = v_bias / |v_bias|, the same for every sample; it is learned, so it requires gradient."""
+        if not self.config.num_slots:
+            return MemformerState(self.cls_tokens.new_zeros(batch_size, 0, self.config.d_model))
+        return MemformerState(self.forgetting.initial().expand(batch_size, -1, -1))
+
+    def check(self, segment: Segment, state: MemformerState | None = None) -> None:
+        """Raise a ValueError for a segment or state that this model cannot take."""
+        check_segment(segment, self.config.vocab_size, self.config.segment_length)
+        if state is not None:
+            check_state(state, memory=(segment.source.shape[0], self.config.num_slots, self.config.d_model))
+
+    def _encode_and_write(self, segment: Segment, state: MemformerState) -> tuple[MemformerState, Encoded]:
+        self.check(segment, state)
+        memory = state.memory
+        if segment.reset is not None:
+            memory = torch.where(segment.reset[:, None, None], self.initial_state(len(memory)).memory, memory)
+        slots = memory * self.config.d_model**0.5
+        encoded = self._encode(segment.source, slots)
+        if self.config.num_slots:
+            memory = self._write(slots, encoded)
+        return MemformerState(memory), encoded
+
+    def _encode(self, source: Tensor, slots: Tensor) -> Encoded:
+        """Read the source and the memory (section 3.3)."""
+        (batch_size, length), num_cls = source.shape, self.config.num_cls_tokens
+        real = source != PAD
+        positions, mask = torch.arange(-length, 0, device=source.device)[None], None
+        if not real.all():
+            positions = positions + (length - real.sum(1, keepdim=True))  # the last real token stands at -1
+            mask = F.pad(real, (0, num_cls), value=True)[:, None, None]
+        rotary = self._rotary(F.pad(positions, (0, num_cls)))  # classification tokens are not turned
+
+        x = torch.cat([self.embedding(source), self.cls_tokens.expand(batch_size, -1, -1)], dim=1)
+        x = self.dropout(x)
+        for layer in self.encoder:
+            x = layer(x, slots, rotary, mask)
+        x = self.norm_encoder(x)
+        return Encoded(
+            x, mask, x[:, :length].contiguous(), None if mask is None else mask[..., :length], self._rotary(positions)
+        )
+
+    def _write(self, slots: Tensor, encoded: Encoded) -> Tensor:
+        """The next memory (section 3.4): each slot takes from itself and the tokens, then forgets a little."""
+        taken = self.writer(slots, encoded.tokens, encoded.mask)
+        return self.forgetting(taken / self.config.d_model**0.5)
+
+    def _decode(self, segment: Segment, encoded: Encoded, state: MemformerState) -> Tensor:
+        """Logits of the target from the encoder's output (section 3.1)."""
+        rotary = self._rotary(torch.arange(segment.target.shape[1], device=segment.target.device)[None])
+        slots = state.memory * self.config.d_model**0.5 if self.config.decoder_reads == "encoder+memory" else None
+        x = self.dropout(self.embedding(decoder_input(segment)))
+        for layer in self.decoder:
+            x = layer(x, rotary, encoded, slots)
+        return self.embedding.logits(self.norm_decoder(x))
+
+    def _rotary(self, positions: Tensor) -> Rotary:
+        return Rotary.at(positions, self.config.d_model // self.config.num_heads, self.cls_tokens.dtype)

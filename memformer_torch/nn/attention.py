@@ -1,0 +1,86 @@
+"""Multi-head attention on torch's fused kernels, with rotary positions."""
+
+# Shape letters: B batch, L queries, N keys, D width, H heads
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class Rotary(NamedTuple):
+    """Rotation by position: cosines and sines, (1 or B, 1, L, D/H/2)."""
+
+    cosine: Tensor
+    sine: Tensor
+
+    @classmethod
+    def at(cls, positions: Tensor, d_head: int, dtype: torch.dtype) -> "Rotary":
+        """Angles for integer positions (1 or B, L), in the frequencies of Su et al. (2021), for a model of this type."""
+        dtype = torch.promote_types(dtype, torch.float32)  # half precision would blur the angles
+        exponents = torch.arange(0, d_head, 2, device=positions.device, dtype=dtype) / d_head
+        angles = positions[:, None, :, None] * 10_000.0**-exponents
+        return cls(angles.cos(), angles.sin())
+
+    def rotate(self, x: Tensor) -> Tensor:
+        """Turn x (B, H, L, D/H) so that a dot product depends on the distance between positions alone."""
+        cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
+        left, right = x.chunk(2, dim=-1)
+        return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(B, L, D) -> (B, H, L, D/H)."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, L, D/H) -> (B, L, D)."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Tokens attend to tokens: all of them, or those before."""
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+        """x (B, L, D); mask bool (B, 1, 1, L), True where a key may be seen."""
+        query, key, value = (split_heads(part, self.num_heads) for part in self.query_key_value(x).chunk(3, dim=-1))
+        query, key = rotary.rotate(query), rotary.rotate(key)
+        hidden = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
+        return self.out(merge_heads(hidden))
+
+
+class CrossAttention(nn.Module):
+    """Tokens attend to a context: the encoder's output or the memory's slots.
+
+    The context's keys and values are made apart (`project`), so that one segment makes them once.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query = nn.Linear(d_model, d_model, bias=False)
+        self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.out = nn.Linear(d_model, d_model, bias=False)
+
+    def project(self, context: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
+        """Keys and values of a context (B, N, D), each (B, H, N, D/H)."""
+        key, value = (split_heads(part, self.num_heads) for part in self.key_value(context).chunk(2, dim=-1))
+        return key if rotary is None else rotary.rotate(key), value
+
+    def forward(
+        self, x: Tensor, key_value: tuple[Tensor, Tensor], rotary: Rotary | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """x (B, L, D); mask bool (B, 1, 1, N), True where a key may be seen."""
+        query = split_heads(self.query(x), self.num_heads)
+        if rotary is not None:
+            query = rotary.rotate(query)
+        hidden = F.scaled_dot_product_attention(query, *key_value, attn_mask=mask)
+        return self.out(merge_heads(hidden))
