@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from memformer_torch.losses import count_tokens, cross_entropy_sum
@@ -35,14 +35,14 @@ Backward = Callable[[list[Tensor], list[Tensor | None]], None]
 theirs. A loss scale multiplies the loss alone: the gradients of a state come from a loss that was scaled already."""
 
 
-def bptt(model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+def bptt(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
     """Back-propagation through time: one graph over all segments, one backward."""
     rollout = _Rollout.begin(model, segments, state)
     return _one_graph(rollout, state, rollout.step, backward)
 
 
 def checkpointed(
-    model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None
+    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None
 ) -> tuple[Tensor, Any]:
     """Back-propagation through time with torch's gradient checkpointing of each segment."""
     rollout = _Rollout.begin(model, segments, state)
@@ -53,7 +53,7 @@ def checkpointed(
     return _one_graph(rollout, state, step, backward)
 
 
-def mrbp(model: nn.Module, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+def mrbp(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
     """Memory replay back-propagation (Algorithm 1), exact: the gradients of `bptt` with one segment's graph at a time."""
     rollout = _Rollout.begin(model, segments, state)
 
@@ -63,15 +63,15 @@ def mrbp(model: nn.Module, segments: Sequence[Segment], state: Any, *, backward:
             replay_buffer.append(rollout.advance(index, replay_buffer[-1]))
     torch.clear_autocast_cache()  # weights that were cast without a graph would get no gradient
 
-    total, final, gradients = None, None, None
+    total, final, gradients = torch.zeros((), device=segments[0].source.device), None, None
     for index in reversed(range(len(segments))):
         known = replay_buffer.pop()
         if index > 0:  # the first keeps its graph: a state that came in requiring gradient receives it
             known = _map_state(known, lambda member: member.detach().requires_grad_(member.is_floating_point()))
         step = rollout.step(index, known)
         if final is None:
-            total, final = torch.zeros_like(step.loss), _map_state(step.state, Tensor.detach)
-        total += step.loss.detach()
+            final = _map_state(step.state, Tensor.detach)
+        total = total + step.loss.detach()
         _run_backward(backward, step.objective, step.state, gradients)
         torch.clear_autocast_cache()
         gradients = [member.grad for member in known] if index > 0 else None
@@ -89,13 +89,13 @@ class _Step(NamedTuple):
 class _Rollout(NamedTuple):
     """What all methods share: the model, its segments, what the loss is divided by, and the seed."""
 
-    model: nn.Module
+    model: Any
     segments: Sequence[Segment]
     num_tokens: Tensor
     seed: int
 
     @classmethod
-    def begin(cls, model: nn.Module, segments: Sequence[Segment], state: Any) -> "_Rollout":
+    def begin(cls, model: Any, segments: Sequence[Segment], state: Any) -> "_Rollout":
         """Check everything first, so that an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
