@@ -1,0 +1,1 @@
+"""What things cost: bytes now; operations and seconds are to come."""
