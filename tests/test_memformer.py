@@ -280,7 +280,7 @@ def test_bad_state(shape):
     model = tiny_memformer()
     state = model.initial_state(1)._replace(memory=torch.zeros(shape, dtype=torch.float64))
     for call in (model, model.advance, lambda segment, state: mrbp(model, [segment], state)):
-        with pytest.raises(ValueError, match="state.memory has shape"):
+        with pytest.raises(ValueError, match=r"state\.memory has shape"):
             call(Segment(GOOD, GOOD), state)
     with pytest.raises(ValueError, match="memory"):
         model(Segment(GOOD, GOOD), (state.memory,))

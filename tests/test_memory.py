@@ -1,5 +1,7 @@
 """The writer and the forgetting mechanism: claims of section 3.4."""
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -101,9 +103,9 @@ def test_forgetting_is_the_papers_formula():
 
 def test_ablations_of_forgetting():
     slots = torch.randn(2, 4, 8, dtype=torch.float64)
-    kept_norm = Forgetting(4, 8, bias=False).double()
+    kept_norm = Forgetting(4, 8, add_bias=False).double()
     torch.testing.assert_close(kept_norm(slots), F.normalize(slots, dim=-1))
-    nothing = Forgetting(4, 8, bias=False, norm=False).double()
+    nothing = Forgetting(4, 8, add_bias=False, normalize=False).double()
     assert torch.equal(nothing(slots), slots)
 
 
@@ -114,7 +116,7 @@ def test_a_slot_that_is_not_written_returns_to_its_start():
     for _ in range(300):
         slot = forgetting(slot)
         distances.append((slot - home).norm().item())
-    assert all(after <= before + 1e-12 for before, after in zip(distances, distances[1:], strict=False))
+    assert all(after <= before + 1e-12 for before, after in itertools.pairwise(distances))
     assert distances[-1] < 1e-6
 
 

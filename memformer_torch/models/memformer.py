@@ -17,6 +17,7 @@ from memformer_torch.nn.attention import CrossAttention, Rotary, SelfAttention
 from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.feed_forward import FeedForward
 from memformer_torch.nn.memory import Forgetting, MemoryWriter
+from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.types import PAD, Output, Segment, check_segment, check_state, decoder_input
 
 
@@ -55,23 +56,16 @@ class MemformerConfig:
     decoder_reads: Literal["encoder", "encoder+memory"] = "encoder"
     """What the decoder attends to: the encoder's output, or the newly written slots too."""
 
+    bias_length: float = 0.1
+    """Length that the forgetting vectors start with; a slot's is 1. Longer ones make holding something take rewriting it."""
+
     def __post_init__(self) -> None:
-        heads = {"num_heads": self.num_heads, "num_writer_heads": self.num_writer_heads or self.num_heads}
-        sizes = ("vocab_size", "d_model", "d_ff", "num_encoder_layers", "num_decoder_layers", "segment_length")
-        for name, value in heads.items() | {(name, getattr(self, name)) for name in sizes}:
-            if value < 1:
-                raise ValueError(f"{name} is {value}, but must be at least 1")
-        for name, value in heads.items():
-            if self.d_model % value:
-                raise ValueError(f"d_model is {self.d_model}, which {name} {value} does not divide")
-        if self.d_model // self.num_heads % 2:
-            raise ValueError(f"d_model / num_heads is {self.d_model // self.num_heads}, but rotary positions need it even")
-        if self.num_slots < 0 or self.num_cls_tokens < 0:
-            raise ValueError("num_slots and num_cls_tokens must not be negative")
-        if not self.temperature > 0:
-            raise ValueError(f"temperature is {self.temperature}, but must be above 0")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}, but must be in [0, 1)")
+        check_sizes(self, may_be_zero={"num_slots", "num_cls_tokens"})
+        if self.num_writer_heads is not None and self.d_model % self.num_writer_heads:
+            raise ValueError(f"d_model is {self.d_model}, which num_writer_heads {self.num_writer_heads} does not divide")
+        for name in ("temperature", "bias_length"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
         if self.decoder_reads not in ("encoder", "encoder+memory"):
             raise ValueError(f'decoder_reads is {self.decoder_reads!r}, but must be "encoder" or "encoder+memory"')
         if self.decoder_reads == "encoder+memory" and not self.num_slots:
@@ -144,7 +138,9 @@ class Memformer(nn.Module):
         self.norm_encoder = nn.LayerNorm(d_model)
         if config.num_slots:
             self.writer = MemoryWriter(d_model, config.num_writer_heads or config.num_heads, config.temperature)
-            self.forgetting = Forgetting(config.num_slots, d_model, config.forgetting, config.memory_norm)
+            self.forgetting = Forgetting(
+                config.num_slots, d_model, config.bias_length, add_bias=config.forgetting, normalize=config.memory_norm
+            )
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         self.norm_decoder = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(config.dropout)

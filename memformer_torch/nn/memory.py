@@ -18,14 +18,15 @@ class Forgetting(nn.Module):
 
         m <- m + v_bias;  m <- m / |m|;  m_0 = v_bias / |v_bias|
 
-    `bias=False` drops the first step, `norm=False` the second (both for ablations); `v_bias` always gives the start.
+    `add_bias=False` drops the first step, `normalize=False` the second (for ablations); `v_bias` always gives the start.
     """
 
-    def __init__(self, num_slots: int, d_model: int, bias: bool = True, norm: bool = True) -> None:
+    def __init__(
+        self, num_slots: int, d_model: int, bias_length: float = 0.1, add_bias: bool = True, normalize: bool = True
+    ) -> None:
         super().__init__()
-        self.add_bias, self.normalize = bias, norm
-        directions = F.normalize(torch.randn(num_slots, d_model), dim=-1)
-        self.bias = nn.Parameter(0.1 * directions)  # v_bias: long enough to lead a slot home, short enough to hold first
+        self.add_bias, self.normalize = add_bias, normalize
+        self.bias = nn.Parameter(bias_length * F.normalize(torch.randn(num_slots, d_model), dim=-1))  # v_bias
 
     def initial(self) -> Tensor:
         return F.normalize(self.bias, dim=-1)  # (K, D)

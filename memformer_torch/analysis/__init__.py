@@ -1,0 +1,1 @@
+"""Arrays to pictures; pictures never touch a model."""

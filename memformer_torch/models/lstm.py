@@ -1,0 +1,102 @@
+"""Baseline: an LSTM, whose state is a hidden and a cell vector a layer."""
+
+# Shape letters: B batch, Y layers, T target tokens, D width, U hidden units
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from memformer_torch.nn.embedding import Embedding
+from memformer_torch.nn.sizes import check_sizes
+from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    """Defaults are the paper's image model (Table 1, 4 layers of 512)."""
+
+    vocab_size: int
+    """Number of token ids."""
+    d_model: int = 128
+    """Width of the token embedding, at the input and at the output."""
+    hidden_size: int = 512
+    """Units a layer."""
+    num_layers: int = 4
+    """Layers."""
+    segment_length: int = 14
+    """Most target tokens in one step."""
+    dropout: float = 0.1
+    """On embeddings and on each layer's output."""
+
+    def __post_init__(self) -> None:
+        check_sizes(self)
+
+
+class LSTMState(NamedTuple):
+    hidden: Tensor
+    """(B, Y, U)."""
+    cell: Tensor
+    """(B, Y, U)."""
+
+
+class LSTM(nn.Module):
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.lstm = nn.LSTM(
+            config.d_model,
+            config.hidden_size,
+            config.num_layers,
+            batch_first=True,
+            dropout=config.dropout if config.num_layers > 1 else 0.0,  # torch drops between layers, and warns if it cannot
+        )
+        self.out = nn.Linear(config.hidden_size, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        for name, parameter in self.lstm.named_parameters():
+            if name.startswith("bias_ih"):  # the forget gates start open (Jozefowicz et al. 2015)
+                nn.init.ones_(parameter.data[config.hidden_size : 2 * config.hidden_size])
+
+    def forward(self, segment: Segment, state: LSTMState) -> Output:
+        """Predict the segment's target: logits (B, T, V) and the state after its inputs."""
+        state, hidden = self._read(segment, state)
+        return Output(self.embedding.logits(self.out(self.dropout(hidden))), state)
+
+    def advance(self, segment: Segment, state: LSTMState) -> LSTMState:
+        """The state that `forward` gives, without the output layer."""
+        return self._read(segment, state)[0]
+
+    def initial_state(self, batch_size: int) -> LSTMState:
+        """Zeros."""
+        zeros = self.out.weight.new_zeros(batch_size, self.config.num_layers, self.config.hidden_size)
+        return LSTMState(zeros, zeros.clone())
+
+    def check(self, segment: Segment, state: LSTMState | None = None) -> None:
+        """Raise a ValueError for a segment or state that this model cannot take."""
+        check_segment(segment, self.config.vocab_size, self.config.segment_length)
+        if state is not None:
+            shape = (segment.source.shape[0], self.config.num_layers, self.config.hidden_size)
+            check_state(state, hidden=shape, cell=shape)
+
+    def _read(self, segment: Segment, state: LSTMState) -> tuple[LSTMState, Tensor]:
+        """The state after the inputs, and the last layer's output (B, T, U)."""
+        self.check(segment, state)
+        if segment.reset is not None:
+            reset = segment.reset[:, None, None]
+            state = LSTMState(*(member.masked_fill(reset, 0) for member in state))
+        before = [member.transpose(0, 1).contiguous() for member in state]  # torch wants layers first
+
+        x = self.dropout(self.embedding(decoder_input(segment)))
+        num_inputs = (segment.target != IGNORE).sum(1)
+        with torch.autocast(x.device.type, enabled=False):  # what is carried on without end keeps its precision
+            if num_inputs.min() == x.shape[1]:
+                hidden, after = self.lstm(x, before)
+            else:
+                lengths = num_inputs.clamp(min=1).cpu()  # torch refuses 0: such a sample reads one input, forgotten below
+                packed, after = self.lstm(pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False), before)
+                hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+                after = [torch.where((num_inputs > 0)[:, None], new, old) for new, old in zip(after, before, strict=True)]
+        return LSTMState(*(member.transpose(0, 1) for member in after)), hidden
