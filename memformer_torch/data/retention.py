@@ -2,7 +2,8 @@
 
     [SHOW value noise ...] [noise noise ...] ... [noise noise ...] [ASK value]
 
-Noise is drawn from tokens of its own, so that no distractor looks like a value.
+Noise is drawn from tokens of its own, so that no distractor looks like a value. Nobody can predict it, so only the question
+is a target: to predict everything else as well drowns what is to be learned.
 """
 
 # Shape letters: B batch, L tokens a segment
@@ -17,12 +18,14 @@ from memformer_torch.types import BOS, IGNORE, PAD, Segment
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    num_values: int = 16
+    num_values: int = 8
     """Values that may be shown."""
     num_noise: int = 16
     """Tokens that distractors are made of."""
     segment_length: int = 4
     """Tokens a segment."""
+    predict_all: bool = False
+    """Make every token a target: for models that read their targets alone."""
 
     def __post_init__(self) -> None:
         if self.num_values < 2 or self.num_noise < 1 or self.segment_length < 2:
@@ -56,4 +59,6 @@ class Retention:
         texts.append(self.ask(values))
         begin = torch.full_like(texts[0], PAD)
         begin[:, 0] = BOS
-        return [Segment(source, target) for source, target in zip([begin, *texts], texts, strict=False)]
+        nothing = torch.full_like(texts[0][:, :1], IGNORE)
+        targets = texts if self.predict_all else [*[nothing] * (len(texts) - 1), texts[-1]]
+        return [Segment(source, target) for source, target in zip([begin, *texts], targets, strict=False)]
