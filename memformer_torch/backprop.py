@@ -12,8 +12,10 @@ losses. It adds the gradients to `.grad`, and hands back the cross-entropy and t
 | `mrbp`         | all states, one segment        | each segment once, `advance` once more    |
 
 The model is any module with `forward(segment, state) -> Output`; `advance(segment, state) -> state`, the same new state
-without the logits, makes `mrbp` cheaper; `check(segment, state)` lets bad input fail before anything has changed. A state
-is a (named) tuple of tensors; members that are not floating point are carried and not differentiated.
+without the logits, makes `mrbp` cheaper; `token_losses(segment, state) -> TokenLosses` is used in place of `forward` where
+there is one, so that a large vocabulary's logits need not be built; `check(segment, state)` lets bad input fail before
+anything has changed. A state is a (named) tuple of tensors; members that are not floating point are carried and not
+differentiated.
 
 Dropout: `mrbp`'s first pass skips the decoder, and so draws fewer random numbers than `bptt`. Therefore each method takes
 one number from the generator and seeds every segment from it: all give the same masks and leave the generator alike.
@@ -27,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from memformer_torch.losses import count_tokens, cross_entropy_sum
+from memformer_torch.losses import count_tokens, segment_loss
 from memformer_torch.types import Segment
 
 Backward = Callable[[list[Tensor], list[Tensor | None]], None]
@@ -61,7 +63,6 @@ def mrbp(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backw
     with torch.no_grad():
         for index in range(len(segments) - 1):
             replay_buffer.append(rollout.advance(index, replay_buffer[-1]))
-    torch.clear_autocast_cache()  # weights that were cast without a graph would get no gradient
 
     total, final, gradients = torch.zeros((), device=segments[0].source.device), None, None
     for index in reversed(range(len(segments))):
@@ -73,7 +74,6 @@ def mrbp(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backw
             final = _map_state(step.state, Tensor.detach)
         total = total + step.loss.detach()
         _run_backward(backward, step.objective, step.state, gradients)
-        torch.clear_autocast_cache()
         gradients = [member.grad for member in known] if index > 0 else None
     return total, final
 
@@ -110,10 +110,10 @@ class _Rollout(NamedTuple):
     def step(self, index: int, state: Any) -> _Step:
         segment = self.segments[index]
         with _seeded(self.seed + index, segment.source.device):
-            output = self.model(segment, state)
-        loss = cross_entropy_sum(output.logits, segment.target) / self.num_tokens
-        objective = loss if output.auxiliary is None else loss + output.auxiliary / len(self.segments)
-        return _Step(loss, objective, output.state)
+            total, state, auxiliary = segment_loss(self.model, segment, state)
+        loss = total / self.num_tokens
+        objective = loss if auxiliary is None else loss + auxiliary / len(self.segments)
+        return _Step(loss, objective, state)
 
     def advance(self, index: int, state: Any) -> Any:
         segment = self.segments[index]

@@ -46,6 +46,17 @@ class Output(NamedTuple):
     """A scalar loss of the model's own, whose mean over segments the gradient methods add to what they differentiate."""
 
 
+class TokenLosses(NamedTuple):
+    """What a model makes of a segment where only its losses are wanted: an `Output` without the logits."""
+
+    losses: Tensor
+    """(B, T): -log p of each target token, 0 where it is `IGNORE`."""
+    state: Any
+    """As in `Output`."""
+    auxiliary: Tensor | None = None
+    """As in `Output`."""
+
+
 def check_segment(segment: Segment, vocab_size: int, max_length: int | None = None) -> None:
     """Raise a ValueError unless the segment obeys the contract for this vocabulary and length."""
     source, target, reset = segment

@@ -14,9 +14,10 @@ LAYERS = [
     {"types"},
     {"nn", "losses"},
     {"models", "data", "backprop"},
-    {"train", "evaluate", "session"},
-    {"analysis", "bench"},
-    {"demo"},
+    {"checkpoint", "evaluate", "session"},
+    {"train"},
+    {"runs", "analysis", "bench"},
+    {"demo", "commands"},
     {"cli", "serve"},
     {"__main__"},
 ]

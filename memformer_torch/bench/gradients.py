@@ -56,8 +56,8 @@ def gradients(
             buffer = horizon * state_bytes(model.initial_state(batch_size))
             for name, call in calls.items():
                 model.zero_grad(set_to_none=True)
-                row = {"horizon": horizon, "method": name, "peak_bytes": peak_bytes(call), "replay_buffer_bytes": buffer}
-                rows.append(row | {"seconds": times[name]._asdict()})
+                cost: dict[str, Any] = {"peak_bytes": peak_bytes(call), "replay_buffer_bytes": buffer}
+                rows.append({"horizon": horizon, "method": name} | cost | {"seconds": times[name]._asdict()})
 
     table = Table("segments", "method", "peak", "of BPTT's", "paper", "replay buffer", "time", "speed to BPTT's", "paper")
     for row in rows:

@@ -1,6 +1,6 @@
 """`memformer models`: every model at the paper's sizes, in one table."""
 
-import json
+from json import dumps
 from typing import Any
 
 import torch
@@ -10,18 +10,18 @@ from rich.table import Table
 from memformer_torch.models import MODELS, PRESETS
 
 
-def models(json_output: bool = False) -> None:
+def models(json: bool = False) -> None:
     """List the models: parameters and state at the paper's two sizes.
 
     Parameters are counted without the vocabulary's embedding, which is the same for all models of one width. The state is
     what one sequence carries from segment to segment; the decoder's grows, and is given at its full length.
 
     Args:
-        json_output: Print JSON instead of a table.
+        json: Print JSON instead of a table.
     """
     rows = {preset: {name: count(name, preset) for name in MODELS} for preset in PRESETS}
-    if json_output:
-        print(json.dumps(rows, indent=1))
+    if json:
+        print(dumps(rows, indent=1))
         return
     console = Console()
     for preset, counts in rows.items():
@@ -50,7 +50,7 @@ def count(name: str, preset: str, **changes: Any) -> dict[str, int]:
     with torch.device("meta"):  # shapes alone: nothing is allocated
         model = model_class(config)
         state = model.initial_state(1)
-    parameters = sum(p.numel() for name, p in model.named_parameters() if name != "embedding.weight")
+    parameters = sum(p.numel() for name, p in model.named_parameters() if not name.startswith("embedding."))
     numbers = sum(member.numel() for member in state if member.is_floating_point())
     return {"parameters": parameters, "state": numbers or _grown(config)}
 

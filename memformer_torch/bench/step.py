@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,8 @@ def step(
         torch.manual_seed(0)
         model = MODELS[name][1](config).to(where)
         state = _full_state(model, segment, memory_length)
-        forward[name] = torch.no_grad()(lambda model=model, state=state: model.eval()(segment, state))
-        training[name] = lambda model=model, state=state: bptt(model.train(), [segment], state)
+        forward[name] = partial(_forward, model, segment, state)
+        training[name] = partial(_train, model, segment, state)
         rows[name] = {
             "parameters": sum(parameter.numel() for parameter in model.parameters()),
             "state_bytes": state_bytes(state),
@@ -79,6 +80,15 @@ def step(
     command += f" --batch_size {batch_size} --repeats {repeats} --device {device}"
     write_json(out, {"command": command, "seed": 0, "runs": repeats, "rows": rows, **environment()})
     console.print(f"Written: {out}")
+
+
+@torch.no_grad()
+def _forward(model: Any, segment: Segment, state: Any) -> None:
+    model.eval()(segment, state)
+
+
+def _train(model: Any, segment: Segment, state: Any) -> None:
+    bptt(model.train(), [segment], state)
 
 
 def _configs(d_model: int, num_layers: int, segment_length: int, memory_length: int) -> dict[str, Any]:

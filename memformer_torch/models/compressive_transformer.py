@@ -23,18 +23,16 @@ from memformer_torch.nn.compression import (
     autoencoding_reconstruction,
     most_attended,
 )
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.relative_attention import push, sinusoids, stack_layers, unfilled_slots, windows
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressiveTransformerConfig:
+class CompressiveTransformerConfig(VocabularyConfig):
     """Defaults are those of Transformer-XL, with as many tokens again in compressed form."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of tokens and memories."""
     num_heads: int = 4
@@ -59,6 +57,7 @@ class CompressiveTransformerConfig:
     """On embeddings and residual branches."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self, may_be_zero={"memory_length", "compressed_length"})
         if self.compressed_length and (not self.memory_length or self.memory_length % self.compression_ratio):
             raise ValueError(
@@ -112,7 +111,7 @@ class CompressiveTransformer(nn.Module):
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding = make_embedding(config.vocab_size, config.d_model, config.cutoffs)
         self.layers = stack_layers(config.num_layers, config.d_model, config.num_heads, config.d_ff, config.dropout)
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
@@ -132,15 +131,14 @@ class CompressiveTransformer(nn.Module):
 
         The loss is None where gradients are off: it is there to be differentiated.
         """
-        state = self._begin(segment, state)
-        context = self._context(segment, state)
-        hidden = self._run(segment, context)
-        logits = self.embedding.logits(self.norm(hidden[-1]))
-        state, compressed = self._remember(segment, state, context, hidden[:-1])
-        auxiliary = None
-        if self._is_trained and torch.is_grad_enabled():
-            auxiliary = self._reconstruction(segment, hidden[:-1], compressed)
-        return Output(logits, state, auxiliary)
+        hidden, state, auxiliary = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state, auxiliary)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: CompressiveTransformerState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state, auxiliary = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state, auxiliary)
 
     def advance(self, segment: Segment, state: CompressiveTransformerState) -> CompressiveTransformerState:
         """The state that `forward` gives, without the last layer, whose output nobody remembers, and without logits."""
@@ -152,7 +150,7 @@ class CompressiveTransformer(nn.Module):
 
     def initial_state(self, batch_size: int) -> CompressiveTransformerState:
         """Nothing remembered."""
-        config, weight = self.config, self.embedding.weight
+        config, weight = self.config, self.norm.weight
         return CompressiveTransformerState(
             weight.new_zeros(batch_size, config.num_layers, config.memory_length, config.d_model),
             weight.new_zeros(batch_size, dtype=torch.int64),
@@ -168,6 +166,19 @@ class CompressiveTransformer(nn.Module):
             memory = (batch_size, config.num_layers, config.memory_length, config.d_model)
             compressed = (batch_size, config.num_layers, config.compressed_length, config.d_model)
             check_state(state, memory=memory, length=(batch_size,), compressed=compressed, compressed_filled=(batch_size,))
+
+    def _hidden(
+        self, segment: Segment, state: CompressiveTransformerState
+    ) -> tuple[Tensor, CompressiveTransformerState, Tensor | None]:
+        """What the target is predicted from, (B, T, D), the state after the real inputs, and the compression's loss."""
+        state = self._begin(segment, state)
+        context = self._context(segment, state)
+        hidden = self._run(segment, context)
+        state, compressed = self._remember(segment, state, context, hidden[:-1])
+        auxiliary = None
+        if self._is_trained and torch.is_grad_enabled():
+            auxiliary = self._reconstruction(segment, hidden[:-1], compressed)
+        return self.norm(hidden[-1]), state, auxiliary
 
     def _begin(self, segment: Segment, state: CompressiveTransformerState) -> CompressiveTransformerState:
         self.check(segment, state)
@@ -186,7 +197,7 @@ class CompressiveTransformer(nn.Module):
         return Context(
             state.compressed[:, :, self.config.compressed_length - num_compressed :],
             state.memory[:, :, self.config.memory_length - num_memories :],
-            sinusoids(num_compressed + num_memories + segment.target.shape[1], self.embedding.weight),
+            sinusoids(num_compressed + num_memories + segment.target.shape[1], self.norm.weight),
             empty if empty.any() else None,
         )
 

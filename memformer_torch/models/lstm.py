@@ -9,17 +9,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig:
+class LSTMConfig(VocabularyConfig):
     """Defaults are the paper's image model (Table 1, 4 layers of 512)."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of the token embedding, at the input and at the output."""
     hidden_size: int = 512
@@ -32,6 +30,7 @@ class LSTMConfig:
     """On embeddings and on each layer's output."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self)
 
 
@@ -46,7 +45,7 @@ class LSTM(nn.Module):
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding = make_embedding(config.vocab_size, config.d_model, config.cutoffs)
         self.lstm = nn.LSTM(
             config.d_model,
             config.hidden_size,
@@ -62,8 +61,14 @@ class LSTM(nn.Module):
 
     def forward(self, segment: Segment, state: LSTMState) -> Output:
         """Predict the segment's target: logits (B, T, V) and the state after its inputs."""
-        state, hidden = self._read(segment, state)
-        return Output(self.embedding.logits(self.out(self.dropout(hidden))), state)
+        hidden, state = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: LSTMState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state)
 
     def advance(self, segment: Segment, state: LSTMState) -> LSTMState:
         """The state that `forward` gives, without the output layer."""
@@ -80,6 +85,11 @@ class LSTM(nn.Module):
         if state is not None:
             shape = (segment.source.shape[0], self.config.num_layers, self.config.hidden_size)
             check_state(state, hidden=shape, cell=shape)
+
+    def _hidden(self, segment: Segment, state: LSTMState) -> tuple[Tensor, LSTMState]:
+        """What the target is predicted from, (B, T, D), and the state after the inputs."""
+        state, hidden = self._read(segment, state)
+        return self.out(self.dropout(hidden)), state
 
     def _read(self, segment: Segment, state: LSTMState) -> tuple[LSTMState, Tensor]:
         """The state after the inputs, and the last layer's output (B, T, U)."""

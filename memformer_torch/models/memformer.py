@@ -14,19 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memformer_torch.nn.attention import CrossAttention, Rotary, SelfAttention
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.feed_forward import FeedForward
 from memformer_torch.nn.memory import Forgetting, MemoryWriter
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import PAD, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import PAD, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemformerConfig:
+class MemformerConfig(VocabularyConfig):
     """Defaults are the paper's image model (Table 1, 4 encoder + 8 decoder layers)."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of tokens and slots."""
     num_heads: int = 4
@@ -60,6 +58,7 @@ class MemformerConfig:
     """Length that the forgetting vectors start with; a slot's is 1. Longer ones make holding something take rewriting it."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self, may_be_zero={"num_slots", "num_cls_tokens"})
         if self.num_writer_heads is not None and self.d_model % self.num_writer_heads:
             raise ValueError(f"d_model is {self.d_model}, which num_writer_heads {self.num_writer_heads} does not divide")
@@ -132,7 +131,7 @@ class Memformer(nn.Module):
         super().__init__()
         self.config = config
         d_model = config.d_model
-        self.embedding = Embedding(config.vocab_size, d_model)
+        self.embedding = make_embedding(config.vocab_size, d_model, config.cutoffs)
         self.cls_tokens = nn.Parameter(torch.randn(config.num_cls_tokens, d_model))
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.norm_encoder = nn.LayerNorm(d_model)
@@ -147,8 +146,14 @@ class Memformer(nn.Module):
 
     def forward(self, segment: Segment, state: MemformerState) -> Output:
         """Predict the segment's target: logits (B, T, V) and the state after its source."""
-        state, encoded = self._encode_and_write(segment, state)
-        return Output(self._decode(segment, encoded, state), state)
+        hidden, state = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: MemformerState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state)
 
     def advance(self, segment: Segment, state: MemformerState) -> MemformerState:
         """The critical path alone: the state that `forward` gives, without decoding."""
@@ -165,6 +170,11 @@ class Memformer(nn.Module):
         check_segment(segment, self.config.vocab_size, self.config.segment_length)
         if state is not None:
             check_state(state, memory=(segment.source.shape[0], self.config.num_slots, self.config.d_model))
+
+    def _hidden(self, segment: Segment, state: MemformerState) -> tuple[Tensor, MemformerState]:
+        """What the target is predicted from, (B, T, D), and the state after the source."""
+        state, encoded = self._encode_and_write(segment, state)
+        return self._decode(segment, encoded, state), state
 
     def _encode_and_write(self, segment: Segment, state: MemformerState) -> tuple[MemformerState, Encoded]:
         self.check(segment, state)
@@ -202,13 +212,13 @@ class Memformer(nn.Module):
         return self.forgetting(taken / self.config.d_model**0.5)
 
     def _decode(self, segment: Segment, encoded: Encoded, state: MemformerState) -> Tensor:
-        """Logits of the target from the encoder's output (section 3.1)."""
+        """Read the target, (B, T, D), with the encoder's output (section 3.1)."""
         rotary = self._rotary(torch.arange(segment.target.shape[1], device=segment.target.device)[None])
         slots = state.memory * self.config.d_model**0.5 if self.config.decoder_reads == "encoder+memory" else None
         x = self.dropout(self.embedding(decoder_input(segment)))
         for layer in self.decoder:
             x = layer(x, rotary, encoded, slots)
-        return self.embedding.logits(self.norm_decoder(x))
+        return self.norm_decoder(x)
 
     def _rotary(self, positions: Tensor) -> Rotary:
         return Rotary.at(positions, self.config.d_model // self.config.num_heads, self.cls_tokens.dtype)

@@ -16,17 +16,15 @@ from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
 from memformer_torch.nn.block import stack_blocks
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecurrentMemoryTransformerConfig:
+class RecurrentMemoryTransformerConfig(VocabularyConfig):
     """Defaults are the sizes of the other image models."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of tokens and memory."""
     num_heads: int = 4
@@ -43,6 +41,7 @@ class RecurrentMemoryTransformerConfig:
     """On embeddings and residual branches."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self)
 
 
@@ -72,7 +71,7 @@ class RecurrentMemoryTransformer(nn.Module):
     def __init__(self, config: RecurrentMemoryTransformerConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding = make_embedding(config.vocab_size, config.d_model, config.cutoffs)
         self.initial_memory = nn.Parameter(torch.randn(config.num_memory_tokens, config.d_model))
         self.blocks = stack_blocks(config.num_layers, config.d_model, config.num_heads, config.d_ff, config.dropout)
         self.norm, self.norm_memory = nn.LayerNorm(config.d_model), nn.LayerNorm(config.d_model)
@@ -80,9 +79,14 @@ class RecurrentMemoryTransformer(nn.Module):
 
     def forward(self, segment: Segment, state: RecurrentMemoryTransformerState) -> Output:
         """Predict the segment's target: logits (B, T, V) and the state after its inputs."""
-        state, last = self._read_and_write(segment, state)
-        inputs = slice(self.config.num_memory_tokens, -self.config.num_memory_tokens)
-        return Output(self.embedding.logits(self.norm(self._finish(last, inputs))), state)
+        hidden, state = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: RecurrentMemoryTransformerState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state)
 
     def advance(self, segment: Segment, state: RecurrentMemoryTransformerState) -> RecurrentMemoryTransformerState:
         """The state that `forward` gives; the last layer computes it where the memory is written, and nowhere else."""
@@ -97,6 +101,14 @@ class RecurrentMemoryTransformer(nn.Module):
         check_segment(segment, self.config.vocab_size, self.config.segment_length)
         if state is not None:
             check_state(state, memory=(segment.source.shape[0], self.config.num_memory_tokens, self.config.d_model))
+
+    def _hidden(
+        self, segment: Segment, state: RecurrentMemoryTransformerState
+    ) -> tuple[Tensor, RecurrentMemoryTransformerState]:
+        """What the target is predicted from, (B, T, D), and the state after the inputs."""
+        state, last = self._read_and_write(segment, state)
+        inputs = slice(self.config.num_memory_tokens, -self.config.num_memory_tokens)
+        return self.norm(self._finish(last, inputs)), state
 
     def _read_and_write(
         self, segment: Segment, state: RecurrentMemoryTransformerState

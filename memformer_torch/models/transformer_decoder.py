@@ -14,17 +14,15 @@ from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
 from memformer_torch.nn.block import stack_blocks
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerDecoderConfig:
+class TransformerDecoderConfig(VocabularyConfig):
     """Defaults are the paper's image model (Table 1, 8 layers), which sees a whole image of 784 pixels."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of tokens."""
     num_heads: int = 4
@@ -41,6 +39,7 @@ class TransformerDecoderConfig:
     """On embeddings and residual branches."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self)
 
 
@@ -69,16 +68,21 @@ class TransformerDecoder(nn.Module):
     def __init__(self, config: TransformerDecoderConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding = make_embedding(config.vocab_size, config.d_model, config.cutoffs)
         self.blocks = stack_blocks(config.num_layers, config.d_model, config.num_heads, config.d_ff, config.dropout)
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, segment: Segment, state: TransformerDecoderState) -> Output:
         """Predict the segment's target: logits (B, T, V) and the state after its inputs."""
-        state, last = self._read(segment, state)
-        x = self.blocks[-1](last.x, last.key_value, last.rotary, last.mask, causal=last.mask is None)
-        return Output(self.embedding.logits(self.norm(x)), state)
+        hidden, state = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: TransformerDecoderState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state)
 
     def advance(self, segment: Segment, state: TransformerDecoderState) -> TransformerDecoderState:
         """The state that `forward` gives; of the last layer it takes the keys and values alone."""
@@ -105,6 +109,12 @@ class TransformerDecoder(nn.Module):
                 f"a document reaches {longest} tokens, but max_length is {self.config.max_length}: "
                 "reset at or before that length, or raise max_length"
             )
+
+    def _hidden(self, segment: Segment, state: TransformerDecoderState) -> tuple[Tensor, TransformerDecoderState]:
+        """What the target is predicted from, (B, T, D), and the state after the inputs."""
+        state, last = self._read(segment, state)
+        x = self.blocks[-1](last.x, last.key_value, last.rotary, last.mask, causal=last.mask is None)
+        return self.norm(x), state
 
     def _read(self, segment: Segment, state: TransformerDecoderState) -> tuple[TransformerDecoderState, _Last]:
         self.check(segment, state)

@@ -12,18 +12,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from memformer_torch.nn.embedding import Embedding
 from memformer_torch.nn.relative_attention import push, sinusoids, stack_layers, unfilled_slots
 from memformer_torch.nn.sizes import check_sizes
-from memformer_torch.types import IGNORE, Output, Segment, check_segment, check_state, decoder_input
+from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
+from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig:
+class TransformerXLConfig(VocabularyConfig):
     """Defaults are the paper's image model (Table 1)."""
 
-    vocab_size: int
-    """Number of token ids."""
     d_model: int = 128
     """Width of tokens and memories."""
     num_heads: int = 4
@@ -40,6 +38,7 @@ class TransformerXLConfig:
     """On embeddings and residual branches."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_sizes(self, may_be_zero={"memory_length"})
 
 
@@ -54,16 +53,21 @@ class TransformerXL(nn.Module):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config.vocab_size, config.d_model)
+        self.embedding = make_embedding(config.vocab_size, config.d_model, config.cutoffs)
         self.layers = stack_layers(config.num_layers, config.d_model, config.num_heads, config.d_ff, config.dropout)
         self.norm = nn.LayerNorm(config.d_model)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, segment: Segment, state: TransformerXLState) -> Output:
         """Predict the segment's target: logits (B, T, V) and the state after its real inputs."""
-        state = self._begin(segment, state)
-        inputs = self._run(segment, state)
-        return Output(self.embedding.logits(self.norm(inputs[-1])), self._remember(segment, state, inputs[:-1]))
+        hidden, state = self._hidden(segment, state)
+        return Output(self.embedding.logits(hidden), state)
+
+    @LargeVocabularyOnly
+    def token_losses(self, segment: Segment, state: TransformerXLState) -> TokenLosses:
+        """What `forward` gives, as the losses (B, T) of the target's tokens: with `cutoffs`, no full logits are built."""
+        hidden, state = self._hidden(segment, state)
+        return TokenLosses(self.embedding.losses(hidden, segment.target), state)
 
     def advance(self, segment: Segment, state: TransformerXLState) -> TransformerXLState:
         """The state that `forward` gives, without the last layer, whose output nobody remembers, and without logits."""
@@ -74,7 +78,7 @@ class TransformerXL(nn.Module):
 
     def initial_state(self, batch_size: int) -> TransformerXLState:
         """Nothing remembered."""
-        config, weight = self.config, self.embedding.weight
+        config, weight = self.config, self.norm.weight
         return TransformerXLState(
             weight.new_zeros(batch_size, config.num_layers, config.memory_length, config.d_model),
             weight.new_zeros(batch_size, dtype=torch.int64),
@@ -87,6 +91,12 @@ class TransformerXL(nn.Module):
         if state is not None:
             memory = (batch_size, config.num_layers, config.memory_length, config.d_model)
             check_state(state, memory=memory, length=(batch_size,))
+
+    def _hidden(self, segment: Segment, state: TransformerXLState) -> tuple[Tensor, TransformerXLState]:
+        """What the target is predicted from, (B, T, D), and the state after the real inputs."""
+        state = self._begin(segment, state)
+        inputs = self._run(segment, state)
+        return self.norm(inputs[-1]), self._remember(segment, state, inputs[:-1])
 
     def _begin(self, segment: Segment, state: TransformerXLState) -> TransformerXLState:
         self.check(segment, state)
@@ -102,7 +112,7 @@ class TransformerXL(nn.Module):
         memory = state.memory[:, :, self.config.memory_length - longest :]  # slots that no row has filled cost nothing
         empty = unfilled_slots(state.length, longest)
         unfilled = empty if empty.any() else None
-        positions = sinusoids(longest + segment.target.shape[1], self.embedding.weight)
+        positions = sinusoids(longest + segment.target.shape[1], self.norm.weight)
 
         hidden = [self.dropout(self.embedding(decoder_input(segment)))]
         for index, layer in enumerate(self.layers[:num_layers]):

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from memformer_torch.types import BOS
+from memformer_torch.types import BOS, IGNORE
 
 
 class Embedding(nn.Module):
@@ -27,3 +27,8 @@ class Embedding(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """(B, L, D) -> (B, L, V)."""
         return F.linear(hidden, self.weight)
+
+    def losses(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """-log p(target), (B, L), and 0 where it is `IGNORE`."""
+        logits = self.logits(hidden).flatten(0, 1)
+        return F.cross_entropy(logits, target.flatten(), ignore_index=IGNORE, reduction="none").view_as(target)

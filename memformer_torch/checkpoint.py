@@ -1,0 +1,136 @@
+"""A run is a folder, and a checkpoint in it is whole or is not there.
+
+    RUN/config.yaml              what was asked for
+    RUN/metrics.jsonl            what was logged, a line an update
+    RUN/checkpoints/00000200/    weights.safetensors, training.safetensors, training.json
+    RUN/last.json, RUN/best.json which checkpoint is the newest, and which the best; replaced in one step
+
+Files are written to a folder of a temporary name, flushed, and renamed; a checkpoint counts from the moment that last.json
+names it. training.json holds a digest of each file, so that a flipped byte is an error and not a wrong result. Nothing is
+pickled.
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from memformer_torch.data.cache import file_digest, flush
+from memformer_torch.types import State
+
+
+def save_checkpoint(
+    run: Path, update: int, weights: dict[str, Tensor], tensors: dict[str, Tensor], facts: dict[str, Any]
+) -> Path:
+    """Write a checkpoint: weights apart from all else, so that a model can be loaded without its optimizer."""
+    folder = run / "checkpoints" / f"{update:08d}"
+    part = folder.with_name(folder.name + ".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    digests = {}
+    for name, content in (("weights.safetensors", weights), ("training.safetensors", tensors)):
+        save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part / name)
+        digests[name] = file_digest(part / name)
+        flush(part / name)
+    write_durably(part / "training.json", json.dumps({"update": update, "digests": digests, **facts}))
+    flush(part)
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that went back: last.json names an earlier one
+    part.rename(folder)
+    flush(folder.parent)
+    return folder
+
+
+def point_to(run: Path, name: str, folder: Path) -> None:
+    """Make a checkpoint the `last` or the `best`, and remove those that are neither."""
+    write_durably(run / f"{name}.json", json.dumps({"checkpoint": folder.name}))
+    named = {_pointed(run, pointer) for pointer in ("last", "best")}
+    for other in folder.parent.iterdir():
+        if other.name not in named:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def find_checkpoint(run: Path, which: str = "last") -> Path:
+    """The folder of the `last` or `best` checkpoint."""
+    name = _pointed(run, which)
+    if name is None:
+        raise ValueError(f"{run} has no {which} checkpoint: is it the folder of a run?")
+    return run / "checkpoints" / name
+
+
+def load_facts(folder: Path) -> dict[str, Any]:
+    """What training.json says, after all files were found to be what was written."""
+    try:
+        facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"checkpoint {folder} is damaged: training.json cannot be read ({error})") from error
+    for name, digest in facts["digests"].items():
+        if not (folder / name).is_file():
+            raise ValueError(f"checkpoint {folder} is damaged: {name} is missing")
+        if file_digest(folder / name) != digest:
+            raise ValueError(f"checkpoint {folder} is damaged: {name} is not what was written")
+    return facts
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Fill a model with a checkpoint's weights; a ValueError if they are another model's."""
+    try:
+        model.load_state_dict(load_tensors(folder / "weights.safetensors"))
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        raise ValueError(f"the weights in {folder} do not fit the model of its config: {reason}") from error
+
+
+def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """An optimizer's state as named tensors; which parameter is which follows from the model's order."""
+    packed: dict[str, Tensor] = {}
+    for index, state in optimizer.state_dict()["state"].items():
+        packed |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    return packed
+
+
+def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    states: dict[int, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        if key.startswith("optimizer."):
+            _, index, name = key.split(".", 2)
+            states.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def pack_state(state: State) -> dict[str, Tensor]:
+    return {f"state.{index}": member for index, member in enumerate(state)}
+
+
+def unpack_state(like: Any, tensors: dict[str, Tensor]) -> Any:
+    """The carried state, in the type of one of the model's own."""
+    return type(like)(*(tensors[f"state.{index}"].to(member.device) for index, member in enumerate(like)))
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Replace a file in one step: whole and on the disk, or as it was."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    flush(part)
+    part.replace(path)
+    flush(path.parent)
+
+
+def _pointed(run: Path, name: str) -> str | None:
+    try:
+        return json.loads((run / f"{name}.json").read_text(encoding="utf-8"))["checkpoint"]
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{run / name}.json is damaged: {error}") from error

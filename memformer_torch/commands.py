@@ -1,0 +1,152 @@
+"""The commands that train, evaluate and look at data: what they print, and how they stop."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from memformer_torch.analysis import pictures
+from memformer_torch.evaluate import Evaluation
+from memformer_torch.runs import build_corpus, new_run, open_run
+from memformer_torch.train import TrainConfig, Trainer, Watcher, read_metrics
+
+
+def train(
+    data: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+    train: TrainConfig = TrainConfig(),  # noqa: B008  frozen
+    run: Path | None = None,
+    resume: Path | None = None,
+    device: str = "auto",
+) -> None:
+    """Train a model; Ctrl-C writes a checkpoint first.
+
+    For example: memformer train --config configs/digits.yaml --model.num_slots 32 --train.horizon 4
+
+    Args:
+        data: Which data: `name`, `root` (or $MEMFORMER_DATA), and the dataset's own options.
+        model: Which model: `name` and the fields of its config.
+        train: How to train.
+        run: Folder of the run; by default a new one under runs/.
+        resume: Folder of a run to go on with; all settings are its own.
+        device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
+    """
+    console = Console()
+    if resume is not None:
+        trainer = open_run(resume, device)
+        console.print(f"Going on with {resume} at update {trainer.update:,} of {trainer.config.updates:,}")
+    else:
+        data = data or {}
+        folder = run or Path("runs") / f"{data.get('name', 'run')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        trainer = new_run(folder, model or {}, data, train, device)
+    _fit(trainer, console)
+
+
+def _fit(trainer: Trainer, console: Console) -> None:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
+    name = type(trainer.model).__name__
+    console.print(f"{name}, {parameters:,} parameters, {trainer.corpus.name}, on {trainer.device}: {trainer.run}")
+    with _signals() as asked, Progress(*columns, console=console) as progress:
+        bar = progress.add_task("training", total=trainer.config.updates, completed=trainer.update)
+
+        def on_update(update: int, line: dict[str, Any]) -> None:
+            speed = f"{line['tokens_per_second']:,.0f} tokens/s"
+            progress.update(bar, completed=update, description=f"loss {line['loss']:.3f}  {speed}")
+
+        def on_evaluation(update: int, evaluation: Evaluation) -> None:
+            console.print(f"update {update:>6,}: valid loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.3f}")
+
+        trainer.fit(Watcher(on_update, on_evaluation, lambda: bool(asked)))
+    if trainer.update < trainer.config.updates:
+        console.print(f"Stopped after update {trainer.update:,}. To go on: memformer train --resume {trainer.run}")
+        raise SystemExit(128 + asked[0])
+    pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
+    console.print(f"Done. memformer evaluate {trainer.run} --split test")
+
+
+@contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM ask the loop to stop at the end of an update; a second one stops at once."""
+    asked: list[int] = []
+
+    def ask(number: int, _: Any) -> None:
+        if asked:
+            raise KeyboardInterrupt
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def evaluate(run: Path, split: str = "test", checkpoint: str = "best", json: bool = False, device: str = "auto") -> None:
+    """Cross-entropy, perplexity and bits a token of a trained model on a split.
+
+    Args:
+        run: Folder of the run.
+        split: train, valid or test.
+        checkpoint: "best" (lowest validation loss) or "last".
+        json: Print JSON.
+        device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
+    """
+    trainer = open_run(run, device, checkpoint)
+    console = Console(stderr=json)
+    with Progress(console=console, transient=True) as progress:
+        bar = progress.add_task(f"reading {split}", total=trainer.corpus[split].num_tokens)
+        found = trainer.evaluate(split, progress=lambda tokens: progress.advance(bar, tokens))
+    record = {
+        "run": str(run),
+        "split": split,
+        "checkpoint": checkpoint,
+        "tokens": found.tokens,
+        "loss": found.loss,
+        "perplexity": found.perplexity,
+        "bits": found.bits,
+        "seconds": round(found.seconds, 2),
+    }
+    if json:
+        print(dumps(record))
+        return
+    table = Table("split", "tokens", "loss (nats)", "perplexity", "bits a token", "tokens/s")
+    speed = f"{found.tokens / found.seconds:,.0f}"
+    table.add_row(split, f"{found.tokens:,}", f"{found.loss:.4f}", f"{found.perplexity:.3f}", f"{found.bits:.4f}", speed)
+    console.print(table)
+
+
+def data(name: str, root: Path | None = None, options: dict[str, Any] | None = None) -> None:
+    """What a dataset holds: where it was found, its sizes, and a sample.
+
+    Args:
+        name: digits, pydocs, mnist, wikitext-2, wikitext-103, enwik8, text, retention, recall or copy.
+        root: The folder that holds the datasets' folders; else $MEMFORMER_DATA.
+        options: The dataset's own options.
+    """
+    corpus = build_corpus({"name": name, "root": root} | (options or {}))
+    console = Console()
+    table = Table("split", "documents", "tokens", title=f"{corpus.name}: {corpus.vocab_size:,} different tokens")
+    for split, sizes in corpus.sizes().items():
+        table.add_row(split, f"{sizes['documents']:,}", f"{sizes['tokens']:,}")
+    console.print(table)
+    for fact, value in corpus.facts.items():
+        console.print(f"{fact}: {value}", markup=False, highlight=False)
+    first = corpus["train"][0][: 28 * 28]
+    console.print("The first training document begins:")
+    if corpus.tokenizer is not None:
+        console.print(corpus.tokenizer.decode(first[:200].tolist()), markup=False, highlight=False)
+    elif corpus.image_shape is not None:
+        shades, (height, width) = " .:-=+*#%@", corpus.image_shape
+        for row in first[: height * width].reshape(height, width):
+            console.print("".join(2 * shades[int(v) * 9 // max(1, corpus.vocab_size - 1)] for v in row), markup=False)
+    else:
+        console.print(str(first[:40].tolist()), markup=False)

@@ -1,0 +1,92 @@
+"""A run from its config and back: which model, which data, which folder."""
+
+import difflib
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from memformer_torch.checkpoint import find_checkpoint, load_facts, load_weights, write_durably
+from memformer_torch.data import Corpus, load_corpus, progress_bar
+from memformer_torch.models import MODELS
+from memformer_torch.train import TrainConfig, Trainer
+
+
+def build_model(settings: dict[str, Any], vocab_size: int) -> Any:
+    """The model that `name` and the fields of its config say; the vocabulary is the data's."""
+    settings = dict(settings)
+    name = settings.pop("name", "memformer")
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}{_nearest(name, MODELS)}: choose one of {', '.join(MODELS)}")
+    config_class, model_class = MODELS[name]
+    known = [field.name for field in fields(config_class)]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{name} has no setting {key!r}{_nearest(key, known)}: it has {', '.join(known)}")
+    if settings.setdefault("vocab_size", vocab_size) != vocab_size:
+        raise ValueError(f"model.vocab_size is {settings['vocab_size']}, but the data has {vocab_size} tokens: leave it out")
+    return model_class(config_class(**settings))
+
+
+def build_corpus(settings: dict[str, Any]) -> Corpus:
+    """The data that `name` and its options say."""
+    settings = dict(settings)
+    if "name" not in settings:
+        raise ValueError("data.name is missing: say which data to read, for example --data.name digits")
+    with progress_bar() as progress:
+        return load_corpus(settings.pop("name"), progress=progress, **settings)
+
+
+def choose_device(device: str) -> torch.device:
+    """`auto` is the accelerator if there is one."""
+    if device != "auto":
+        return torch.device(device)
+    return torch.accelerator.current_accelerator() or torch.device("cpu")
+
+
+def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:
+    """Build everything first, then the folder: an error leaves nothing behind."""
+    if run.exists() and any(run.iterdir()):
+        raise ValueError(f"{run} is there already: choose another --run, or go on with it by --resume {run}")
+    trainer = _build(run, model, data, train, device)
+    run.mkdir(parents=True, exist_ok=True)
+    config = {"data": data, "model": model, "train": asdict(train)}
+    write_durably(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    return trainer
+
+
+def open_run(run: Path, device: str = "auto", which: str | None = None) -> Trainer:
+    """A run from its folder: at its last checkpoint, to be resumed, or with the weights of the `best` or `last` alone."""
+    config = read_config(run)
+    trainer = _build(run, config["model"], config["data"], TrainConfig(**config["train"]), device)
+    if which is None:
+        trainer.resume()
+    else:
+        folder = find_checkpoint(run, which)
+        load_facts(folder)
+        load_weights(trainer.model, folder)
+    return trainer
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    path = run / "config.yaml"
+    if not path.is_file():
+        raise ValueError(f"{run} is not the folder of a run: it has no config.yaml")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return {name: config[name] for name in ("data", "model", "train")}
+    except (yaml.YAMLError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+
+
+def _build(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:
+    corpus = build_corpus(data)
+    torch.manual_seed(train.seed)
+    return Trainer(run, build_model(model, corpus.vocab_size), corpus, train, choose_device(device))
+
+
+def _nearest(word: str, known: Any) -> str:
+    close = difflib.get_close_matches(word, list(known), 1)
+    return f" (did you mean {close[0]}?)" if close else ""

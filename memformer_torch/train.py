@@ -1,0 +1,237 @@
+"""Training: rollouts from a stream, gradients from one of three methods, and everything needed to go on after a stop."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from memformer_torch.backprop import bptt, checkpointed, mrbp
+from memformer_torch.checkpoint import (
+    find_checkpoint,
+    load_facts,
+    load_tensors,
+    load_weights,
+    pack_optimizer,
+    pack_state,
+    point_to,
+    save_checkpoint,
+    unpack_optimizer,
+    unpack_state,
+    write_durably,
+)
+from memformer_torch.data import Corpus, Stream
+from memformer_torch.evaluate import Evaluation, evaluate
+
+METHODS = {"bptt": bptt, "checkpointed": checkpointed, "mrbp": mrbp}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Defaults are the paper's appendix B but for the sizes of a run, which are a laptop's."""
+
+    updates: int = 1000
+    """Optimizer updates."""
+    batch_size: int = 32
+    """Lanes: sequences side by side."""
+    horizon: int = 8
+    """Segments in a rollout: how far gradients reach back."""
+    method: Literal["mrbp", "bptt", "checkpointed"] = "mrbp"
+    """How gradients are computed; all give the same."""
+    accumulate: int = 1
+    """Rollouts an update."""
+    learning_rate: float = 1e-3
+    """Largest rate, reached after the warm-up."""
+    warm_up: int = 100
+    """Updates over which the rate rises linearly from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the rate goes on: down to 0 in one of two ways, or not at all."""
+    weight_decay: float = 0.01
+    """AdamW's, on matrices; norms, biases, forgetting vectors and learned states have none."""
+    max_gradient_norm: float = 1.0
+    """Gradients are scaled down to this length."""
+    precision: Literal["32", "bf16-mixed"] = "32"
+    """Numbers in the matrix products; weights, state and optimizer are float32 in any case."""
+    continuous: bool | None = None
+    """Ignore where documents end; None leaves it to the data."""
+    evaluate_every: int = 200
+    """Updates between evaluations on the validation split."""
+    evaluate_tokens: int | None = None
+    """Most tokens of an evaluation during training; None reads the whole split."""
+    checkpoint_every: int = 200
+    """Updates between checkpoints."""
+    log_every: int = 10
+    """Updates between lines of metrics.jsonl."""
+    seed: int = 0
+    """Of weights, dropout and the order of documents."""
+
+    def __post_init__(self) -> None:
+        positive = ("updates", "batch_size", "horizon", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
+        for name in positive:
+            if getattr(self, name) < 1:
+                raise ValueError(f"train.{name} is {getattr(self, name)}, but must be at least 1")
+        if not self.learning_rate > 0 or not self.max_gradient_norm > 0 or self.weight_decay < 0 or self.warm_up < 0:
+            raise ValueError("train.learning_rate and max_gradient_norm must be above 0, weight_decay and warm_up not below")
+
+
+class Watcher(NamedTuple):
+    """What the loop tells the outside, and asks it."""
+
+    on_update: Callable[[int, dict[str, Any]], None] = lambda update, line: None
+    on_evaluation: Callable[[int, Evaluation], None] = lambda update, evaluation: None
+    should_stop: Callable[[], bool] = lambda: False
+
+
+class Trainer:
+    """The parts of a run, and its position; `fit` takes it to the end, `save` and `resume` over a stop."""
+
+    def __init__(self, run: Path, model: Any, corpus: Corpus, config: TrainConfig, device: torch.device) -> None:
+        self.run, self.model, self.corpus, self.config, self.device = run, model.to(device), corpus, config, device
+        self.optimizer = make_optimizer(model, config)
+        self.stream = self._stream("train", loop=True)
+        self.state: Any = None
+        self.update, self.best, self.tokens = 0, math.inf, 0
+
+    def fit(self, watcher: Watcher = Watcher()) -> None:  # noqa: B008  it holds nothing
+        """Train until `config.updates`, or until asked to stop; either ends with a checkpoint."""
+        config, stop = self.config, False
+        self.model.train()
+        while self.update < config.updates and not stop:
+            start = time.perf_counter()
+            loss, norm, tokens = self._step()
+            self.update += 1
+            self.tokens += tokens
+            stop = watcher.should_stop()
+            if self.update % config.log_every == 0 or self.update == config.updates:
+                line = {"update": self.update, "loss": loss.item(), "gradient_norm": norm.item(), "tokens": self.tokens}
+                self._log(line)
+                watcher.on_update(self.update, line | {"tokens_per_second": tokens / (time.perf_counter() - start)})
+            better = False
+            if self.update % config.evaluate_every == 0 or self.update == config.updates:
+                evaluation = self.evaluate("valid", config.evaluate_tokens)
+                self._log({"update": self.update, "valid_loss": evaluation.loss, "valid_perplexity": evaluation.perplexity})
+                watcher.on_evaluation(self.update, evaluation)
+                better = evaluation.loss < self.best
+                self.best = min(self.best, evaluation.loss)
+            if better or stop or self.update % config.checkpoint_every == 0 or self.update == config.updates:
+                self.save(better)
+
+    def evaluate(self, split: str, max_tokens: int | None = None, progress: Callable[[int], None] | None = None) -> Evaluation:
+        with self._autocast():
+            return evaluate(self.model, self._stream(split, loop=False), self.device, max_tokens, progress)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16-mixed")
+
+    def _stream(self, split: str, loop: bool) -> Stream:
+        config = self.config
+        continuous = self.corpus.continuous if config.continuous is None else config.continuous
+        return Stream(
+            self.corpus[split],
+            batch_size=config.batch_size,
+            segment_length=self.model.config.segment_length,
+            loop=loop,
+            seed=config.seed,
+            continuous=continuous,
+        )
+
+    def _step(self) -> tuple[Tensor, Tensor, int]:
+        """One update: mean loss, length of the gradient before clipping, tokens read."""
+        config, losses, tokens = self.config, [], 0
+        for group in self.optimizer.param_groups:
+            group["lr"] = config.learning_rate * share_of_rate(self.update, config)
+        for _ in range(config.accumulate):
+            segments = [next(self.stream) for _ in range(config.horizon)]
+            tokens += sum(int((segment.target >= 0).sum()) for segment in segments)
+            segments = [segment.to(self.device) for segment in segments]
+            if self.state is None:
+                self.state = self.model.initial_state(config.batch_size)
+            with self._autocast():
+                loss, self.state = METHODS[config.method](self.model, segments, self.state)
+            losses.append(loss)
+        parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
+        if config.accumulate > 1:
+            torch._foreach_div_([parameter.grad for parameter in parameters], config.accumulate)
+        norm = clip_grad_norm_(parameters, config.max_gradient_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return torch.stack(losses).mean(), norm, tokens
+
+    def save(self, best: bool = False) -> None:
+        """Write a checkpoint, and make it the last, and the best if it is."""
+        tensors = pack_optimizer(self.optimizer) | pack_state(self.state) | {"random.cpu": torch.get_rng_state()}
+        if self.device.type != "cpu":
+            tensors["random.device"] = torch.get_device_module(self.device).get_rng_state()
+        facts = {
+            "best": self.best,
+            "tokens": self.tokens,
+            "stream": self.stream.state_dict(),
+            "corpus": self.corpus.fingerprint,
+            "threads": torch.get_num_threads(),
+        }
+        folder = save_checkpoint(self.run, self.update, self.model.state_dict(), tensors, facts)
+        point_to(self.run, "last", folder)
+        if best:
+            point_to(self.run, "best", folder)
+
+    def resume(self) -> None:
+        """Go on from the last checkpoint, as if the run had never stopped."""
+        folder = find_checkpoint(self.run)
+        facts = load_facts(folder)
+        if facts["corpus"] != self.corpus.fingerprint:
+            raise ValueError(f"{self.run} was trained on other data: its {self.corpus.name} had another content or settings")
+        load_weights(self.model, folder)
+        tensors = load_tensors(folder / "training.safetensors")
+        unpack_optimizer(self.optimizer, tensors)
+        self.state = unpack_state(self.model.initial_state(self.config.batch_size), tensors)
+        self.stream.load_state_dict(facts["stream"])
+        self.update, self.best, self.tokens = facts["update"], facts["best"], facts["tokens"]
+        torch.set_rng_state(tensors["random.cpu"])
+        if "random.device" in tensors and self.device.type != "cpu":
+            torch.get_device_module(self.device).set_rng_state(tensors["random.device"])
+        lines = [line for line in read_metrics(self.run) if line["update"] <= self.update]
+        write_durably(self.run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+
+    def _log(self, line: dict[str, Any]) -> None:
+        with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+    """AdamW with decay on matrices alone: not on norms, biases, forgetting vectors, tokens and states that are learned."""
+    groups: dict[bool, list[Tensor]] = {True: [], False: []}
+    for name, parameter in model.named_parameters():
+        groups[parameter.dim() > 1 and "weight" in name.rpartition(".")[2]].append(parameter)
+    return torch.optim.AdamW(
+        [{"params": groups[True], "weight_decay": config.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
+        lr=config.learning_rate,
+    )
+
+
+def share_of_rate(update: int, config: TrainConfig) -> float:
+    """The learning rate at an update, over the largest."""
+    if update < config.warm_up:
+        return (update + 1) / config.warm_up
+    done = (update - config.warm_up) / max(1, config.updates - config.warm_up)
+    if config.schedule == "linear":
+        return 1 - done
+    return 1.0 if config.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done))
+
+
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl; a last one that was cut off is left out."""
+    path = run / "metrics.jsonl"
+    lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
+    found = []
+    for line in lines:
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return found

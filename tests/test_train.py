@@ -1,0 +1,285 @@
+"""Training, resuming and evaluating: a run that was stopped equals one that was not, and bad input loses nothing."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from memformer_torch.checkpoint import find_checkpoint
+from memformer_torch.cli import main
+from memformer_torch.data import DATASETS, Stream, load_corpus
+from memformer_torch.evaluate import complete, evaluate
+from memformer_torch.models import MODELS
+from memformer_torch.runs import build_model, new_run, open_run
+from memformer_torch.train import TrainConfig, Watcher, make_optimizer, read_metrics, share_of_rate
+from tests.conftest import tiny_memformer
+from tests.test_golden import CONFIGS
+
+ROOT = Path(__file__).parent.parent
+DATA = {"name": "digits"}
+MODEL = {"name": "memformer", "d_model": 16, "num_heads": 2, "d_ff": 16, "num_encoder_layers": 1, "num_decoder_layers": 1}
+MODEL |= {"segment_length": 8, "num_slots": 2}
+QUICK = {"updates": 8, "batch_size": 4, "horizon": 3, "evaluate_every": 4, "evaluate_tokens": 200, "checkpoint_every": 2}
+QUICK |= {"log_every": 1, "warm_up": 2}
+
+
+def trained(run, model=None, **changes):
+    trainer = new_run(run, model or MODEL, DATA, TrainConfig(**(QUICK | changes)), "cpu")
+    trainer.fit()
+    return trainer
+
+
+def stop_after(update):
+    seen = []
+    return Watcher(on_update=lambda number, line: seen.append(number), should_stop=lambda: len(seen) >= update - 1)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_stopped_run_equals_one_that_was_not(tmp_path, name):
+    """Weights, optimizer, metrics: to the bit, for every model, dropout on; stopped twice, not where it saves anyway."""
+    model = {k: v for k, v in CONFIGS[name].items() if k != "vocab_size"} | {"name": name}
+    if name == "decoder":
+        model["max_length"] = 64
+    whole = trained(tmp_path / "whole", model)
+    first = new_run(tmp_path / "parts", model, DATA, TrainConfig(**QUICK), "cpu")
+    first.fit(stop_after(3))
+    assert first.update == 3
+    second = open_run(tmp_path / "parts", "cpu")
+    second.fit(stop_after(2))
+    assert second.update == 5
+    third = open_run(tmp_path / "parts", "cpu")
+    third.fit()
+    for ours, theirs in zip(third.model.state_dict().values(), whole.model.state_dict().values(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert read_metrics(tmp_path / "parts") == read_metrics(tmp_path / "whole")
+    assert len({line["loss"] for line in read_metrics(tmp_path / "whole") if "loss" in line}) == 8
+
+
+@pytest.mark.parametrize("method", ["bptt", "checkpointed"])
+def test_the_gradient_method_does_not_change_the_run(tmp_path, method):
+    losses = []
+    for name in ("mrbp", method):
+        trained(tmp_path / name, method=name, updates=4)
+        losses.append([line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_accumulation_is_a_mean(tmp_path):
+    trained(tmp_path / "run", accumulate=2, updates=2)
+    assert read_metrics(tmp_path / "run")[-2]["tokens"] == 2 * 2 * 3 * 4 * 8  # updates, rollouts, segments, lanes, tokens
+
+
+def test_it_learns_and_the_best_is_kept(tmp_path):
+    trainer = trained(tmp_path / "run", updates=60, learning_rate=3e-3, evaluate_every=20, evaluate_tokens=None)
+    lines = [line["valid_loss"] for line in read_metrics(tmp_path / "run") if "valid_loss" in line]
+    assert lines[-1] < lines[0] < math.log(17) * 1.2
+    assert trainer.best == min(lines)
+    best = open_run(tmp_path / "run", "cpu", "best")
+    assert best.evaluate("valid").loss == pytest.approx(min(lines), rel=1e-6)
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) <= 2
+
+
+def test_perplexity_does_not_depend_on_the_batch():
+    corpus, model = load_corpus("digits"), tiny_memformer(vocab_size=17)
+    losses = []
+    for batch_size in (1, 7, 64):
+        found = evaluate(model, Stream(corpus["valid"], batch_size=batch_size, segment_length=6), torch.device("cpu"), None)
+        assert found.tokens == 180 * 64
+        losses.append(found.loss)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    assert losses[0] == pytest.approx(losses[2], rel=1e-10)
+
+
+def test_decay_is_for_matrices_alone():
+    model = build_model(MODEL, 17)
+    matrices, others = (group["params"] for group in make_optimizer(model, TrainConfig(weight_decay=0.1)).param_groups)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    assert "forgetting.bias" in {names[id(parameter)] for parameter in others}
+    assert "embedding.weight" in {names[id(parameter)] for parameter in matrices}
+    assert not any("norm" in names[id(parameter)] or "bias" in names[id(parameter)] for parameter in matrices)
+    assert len(matrices) + len(others) == len(names)
+
+
+def test_schedules():
+    for schedule, end in (("linear", 0.0), ("cosine", 0.0), ("constant", 1.0)):
+        config = TrainConfig(updates=100, warm_up=10, schedule=schedule)
+        rates = [share_of_rate(update, config) for update in range(101)]
+        assert rates[0] == 0.1
+        assert rates[10] == 1.0 == max(rates)
+        assert rates[100] == pytest.approx(end)
+
+
+def test_completion_keeps_the_prompt_and_continues_it():
+    model = tiny_memformer()
+    prompts = torch.randint(11, (2, 8))
+    done = complete(model, prompts, 20, temperature=0)
+    assert torch.equal(done[:, :8], prompts)
+    again = complete(model, done[:, :13], 20, temperature=0)
+    assert torch.equal(again, done)  # a longer prompt of its own making changes nothing
+    assert torch.equal(complete(model, prompts, 20, seed=1), complete(model, prompts, 20, seed=1))
+    assert not torch.equal(complete(model, prompts, 20, seed=1), complete(model, prompts, 20, seed=2))
+
+
+COMMAND = [sys.executable, "-m", "memformer_torch", "train", "--device", "cpu"]
+
+
+def settings(run):
+    pairs = {f"--data.{key}": value for key, value in DATA.items()} | {f"--model.{key}": value for key, value in MODEL.items()}
+    pairs |= {f"--train.{key}": value for key, value in (QUICK | {"updates": 60}).items()} | {"--run": run}
+    return [str(part) for pair in pairs.items() for part in pair]
+
+
+def start(arguments, log):
+    with log.open("wb") as file:
+        return subprocess.Popen([*COMMAND, *arguments], env=os.environ | {"OMP_NUM_THREADS": "1"}, stdout=file, stderr=file)
+
+
+def wait_for(run, update, process, log):
+    while process.poll() is None and not any(line["update"] >= update for line in read_metrics(run)):
+        time.sleep(0.02)
+    assert process.poll() is None, log.read_text()
+
+
+def test_kill_and_resume(tmp_path):
+    """kill -9 at three moments: every resume works, and the loss curve is that of a run that was left alone."""
+    alone, killed, log = tmp_path / "alone", tmp_path / "killed", tmp_path / "log"
+    assert start(settings(alone), log).wait() == 0, log.read_text()
+    for moment, update in enumerate((5, 24, 43)):
+        process = start(settings(killed) if moment == 0 else ["--resume", str(killed)], log)
+        wait_for(killed, update, process, log)
+        process.kill()
+        process.wait()
+    assert start(["--resume", str(killed)], log).wait() == 0, log.read_text()
+    assert read_metrics(killed) == read_metrics(alone)
+    assert (alone / "loss.png").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_being_asked_to_stop(tmp_path, number, code):
+    run, log = tmp_path / "run", tmp_path / "log"
+    process = start(settings(run), log)
+    wait_for(run, 3, process, log)
+    process.send_signal(number)
+    assert process.wait() == code
+    assert f"memformer train --resume {run}" in log.read_text().replace("\n", " ").replace("  ", " ")
+    trainer = open_run(run, "cpu")
+    assert trainer.update == read_metrics(run)[-1]["update"] >= 3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    run = tmp_path_factory.mktemp("runs") / "run"
+    trained(run)
+    return run
+
+
+def test_evaluate_command(finished, capsys):
+    main(["evaluate", str(finished), "--split", "test", "--json", "--device", "cpu"])
+    record = json.loads(capsys.readouterr().out)
+    assert record["tokens"] == 180 * 64
+    assert record["perplexity"] == pytest.approx(math.exp(record["loss"]))
+    assert record["bits"] == pytest.approx(record["loss"] / math.log(2))
+
+
+def test_data_command(capsys):
+    main(["data", "digits"])
+    printed = capsys.readouterr().out
+    assert "1,437" in printed
+    assert "%%" in printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data.name", "digitz"], "did you mean digits"),
+        (["--data.name", "mnist"], "MEMFORMER_DATA"),
+        (["--data.name", "digits", "--model.num_slot", "3"], "did you mean num_slots"),
+        (["--data.name", "digits", "--model.name", "memfomer"], "did you mean memformer"),
+        (["--data.name", "digits", "--train.horizon", "0"], "horizon"),
+        (["--data.name", "digits", "--train.horizn", "2"], "horizn"),
+        (["--data.name", "digits", "--model.d_model", "30"], "does not divide"),
+        (["--data.name", "digits", "--model.vocab_size", "5"], "17 tokens"),
+        ([], "data.name is missing"),
+        (["--resume", "nowhere"], "nowhere is not the folder of a run"),
+    ],
+)
+def test_bad_arguments(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MEMFORMER_DATA", raising=False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *arguments])
+    assert stopped.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
+
+
+def damage(run, what):
+    folder = find_checkpoint(run)
+    weights, training = folder / "weights.safetensors", folder / "training.safetensors"
+    if what == "a flipped byte":
+        content = bytearray(weights.read_bytes())
+        content[-3] ^= 1
+        weights.write_bytes(content)
+    elif what == "a truncated file":
+        training.write_bytes(training.read_bytes()[:-50])
+    elif what == "a missing file":
+        training.unlink()
+    elif what == "another model":
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("d_model: 16", "d_model: 32"))
+    elif what == "other data":
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("name: digits", "name: copy"))
+    elif what == "an edited config":
+        (run / "config.yaml").write_text("data: [")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("a flipped byte", "weights.safetensors is not what was written"),
+        ("a truncated file", "training.safetensors is not what was written"),
+        ("a missing file", "training.safetensors is missing"),
+        ("another model", "do not fit"),
+        ("other data", "other data"),
+        ("an edited config", "cannot be read"),
+    ],
+)
+def test_damage_is_one_clear_error_and_loses_nothing(what, message, tmp_path, capsys):
+    run = tmp_path / "run"
+    trained(run, updates=2)
+    damage(run, what)
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resume", str(run), "--device", "cpu"])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in " ".join(error.split())
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_is_not_overwritten(finished, capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--data.name", "digits", "--run", str(finished)])
+    assert "is there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_config_builds(path):
+    """The model as shapes alone: the paper's own would be large."""
+    config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert set(config) == {"data", "model", "train"}
+    assert config["data"]["name"] in DATASETS
+    TrainConfig(**config["train"])
+    vocab_size = {"wikitext-103": 267_735, "wikitext-2": 33_278, "digits": 17}.get(config["data"]["name"], 256)
+    with torch.device("meta"):
+        model = build_model(config["model"], vocab_size)
+    assert model.initial_state(2)[0].shape[0] == 2
