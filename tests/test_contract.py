@@ -430,3 +430,15 @@ def test_the_suite_covers_every_model():
     from memformer_torch.models import MODELS
 
     assert {model for _, model in MODELS.values()} <= {model for _, model, _ in TABLE.values()}
+
+
+@every_model
+def test_a_folder_holds_the_model(name, tmp_path):
+    """`save_pretrained` and `from_pretrained`: config and weights, without pickle and without network."""
+    model = build(name, torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    assert {path.suffix for path in (tmp_path / "model").iterdir()} <= {".json", ".safetensors", ".md"}
+    again = type(model).from_pretrained(tmp_path / "model")
+    assert again.config == model.config
+    assert again.state_dict().keys() == model.state_dict().keys()
+    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))

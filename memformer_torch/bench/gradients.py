@@ -59,20 +59,21 @@ def gradients(
                 cost: dict[str, Any] = {"peak_bytes": peak_bytes(call), "replay_buffer_bytes": buffer}
                 rows.append({"horizon": horizon, "method": name} | cost | {"seconds": times[name]._asdict()})
 
-    table = Table("segments", "method", "peak", "of BPTT's", "paper", "replay buffer", "time", "speed to BPTT's", "paper")
+    table = Table("", "method", "peak MB", "share", "(paper)", "buffer", "seconds", "speed", "(paper)")
+    table.title = "segments, and what each method holds and takes; share and speed are relative to BPTT"
     for row in rows:
         base = next(r for r in rows if r["horizon"] == row["horizon"] and r["method"] == "bptt")
         paper = PAPER[row["method"]]
         table.add_row(
             str(row["horizon"]),
             row["method"],
-            f"{row['peak_bytes'] / 1e6:.1f} MB",
+            f"{row['peak_bytes'] / 1e6:.1f}",
             f"{row['peak_bytes'] / base['peak_bytes']:.2f}",
-            f"{paper[0]:.2f}",
-            f"{row['replay_buffer_bytes'] / 1e6:.1f} MB",
-            f"{row['seconds']['median']:.2f} s",
+            f"({paper[0]:.2f})",
+            f"{row['replay_buffer_bytes'] / 1e6:.1f}",
+            f"{row['seconds']['median']:.2f}",
             f"{base['seconds']['median'] / row['seconds']['median']:.2f}",
-            f"{paper[1]:.2f}",
+            f"({paper[1]:.2f})",
         )
     console.print(table)
     command = f"memformer bench gradients --batch_size {batch_size} --horizons {horizons} --repeats {repeats} --device {device}"

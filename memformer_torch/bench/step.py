@@ -1,6 +1,6 @@
 """`memformer bench step`: what one step of every model costs at equal width and depth."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def step(
         row["forward_bytes"], row["training_bytes"] = peak_bytes(forward[name]), peak_bytes(training[name])
         row["training_time_by_kind"] = time_by_kind(training[name])
 
-    console.print(_table(rows))
+    console.print(*_tables(rows))
     sizes = {"d_model": d_model, "num_layers": num_layers, "segment_length": segment_length, "memory_length": memory_length}
     command = "memformer bench step " + " ".join(f"--{name} {value}" for name, value in sizes.items())
     command += f" --batch_size {batch_size} --repeats {repeats} --device {device}"
@@ -118,26 +118,28 @@ def _full_state(model: Any, segment: Segment, memory_length: int) -> Any:
     return state
 
 
-def _table(rows: dict[str, dict[str, Any]]) -> Table:
-    table = Table("model", "parameters", "state", "forward", "training step", "forward peak", "training peak", "time goes to")
+def _tables(rows: dict[str, dict[str, Any]]) -> Iterator[Table]:
+    costs = Table("model", "weights", "state", "forward", "training", "peak: forward", "training", title="one step")
+    shares = Table("model", "where a training step's time goes")
     for name, row in rows.items():
-        largest = list(row["training_time_by_kind"].items())[:3]
-        table.add_row(
+        costs.add_row(
             name,
-            f"{row['parameters']:,}",
+            f"{row['parameters'] / 1e6:.2f} M",
             _megabytes(row["state_bytes"]),
             _milliseconds(row["forward_seconds"]),
             _milliseconds(row["training_seconds"]),
             _megabytes(row["forward_bytes"]),
             _megabytes(row["training_bytes"]),
-            ", ".join(f"{kind} {share:.0%}" for kind, share in largest),
         )
-    return table
+        largest = list(row["training_time_by_kind"].items())[:4]
+        shares.add_row(name, ", ".join(f"{kind} {share:.0%}" for kind, share in largest))
+    yield costs
+    yield shares
 
 
 def _milliseconds(seconds: dict[str, float]) -> str:
-    return f"{1e3 * seconds['median']:.1f} ms ({1e3 * seconds['fastest']:.1f}-{1e3 * seconds['slowest']:.1f})"
+    return f"{1e3 * seconds['median']:.0f} ms"
 
 
 def _megabytes(count: int) -> str:
-    return f"{count / 1e6:.2f} MB"
+    return f"{count / 1e6:.1f} MB"

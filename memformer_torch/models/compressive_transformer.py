@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from memformer_torch.nn.compression import (
@@ -107,7 +108,7 @@ class Compressed(NamedTuple):
     """int64 (B,): how many of the G are real."""
 
 
-class CompressiveTransformer(nn.Module):
+class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -41,7 +42,7 @@ class LSTMState(NamedTuple):
     """(B, Y, U)."""
 
 
-class LSTM(nn.Module):
+class LSTM(nn.Module, PyTorchModelHubMixin):
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.config = config

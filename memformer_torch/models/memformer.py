@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -126,7 +127,7 @@ class DecoderLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 
 
-class Memformer(nn.Module):
+class Memformer(nn.Module, PyTorchModelHubMixin):
     def __init__(self, config: MemformerConfig) -> None:
         super().__init__()
         self.config = config

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -62,7 +63,7 @@ class _Last(NamedTuple):
     """bool (1 or B, 1, L, L), True where a key may be seen."""
 
 
-class RecurrentMemoryTransformer(nn.Module):
+class RecurrentMemoryTransformer(nn.Module, PyTorchModelHubMixin):
     """The memory is the last layer's output where it is written, after a layer norm of its own.
 
     So it has the scale of an embedding, however many segments are read.

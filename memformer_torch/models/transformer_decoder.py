@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -64,7 +65,7 @@ class _Last(NamedTuple):
     """bool (T, N + T) or (B, 1, T, N + T); None if nothing was read before: then the kernel's own causal mask does."""
 
 
-class TransformerDecoder(nn.Module):
+class TransformerDecoder(nn.Module, PyTorchModelHubMixin):
     def __init__(self, config: TransformerDecoderConfig) -> None:
         super().__init__()
         self.config = config

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from memformer_torch.nn.relative_attention import push, sinusoids, stack_layers, unfilled_slots
@@ -49,7 +50,7 @@ class TransformerXLState(NamedTuple):
     """int64 (B,): how many of them are filled."""
 
 
-class TransformerXL(nn.Module):
+class TransformerXL(nn.Module, PyTorchModelHubMixin):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
