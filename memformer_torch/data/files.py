@@ -83,7 +83,7 @@ def check_utf8(path: Path, pieces: Iterable[bytes], start: int = 0) -> Iterator[
 
 def _datasets() -> Any:
     try:
-        import datasets  # type: ignore[import-untyped]
+        import datasets
     except ImportError as error:
         raise ImportError("download needs the package datasets: pip install 'memformer-torch[datasets]'") from error
     return datasets
