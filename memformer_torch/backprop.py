@@ -19,6 +19,9 @@ differentiated.
 
 Dropout: `mrbp`'s first pass skips the decoder, and so draws fewer random numbers than `bptt`. Therefore each method takes
 one number from the generator and seeds every segment from it: all give the same masks and leave the generator alike.
+
+Processes that share a batch pass `ranks`: the loss is then divided by the tokens of all, and gradients are averaged once, in
+the last backward, whatever the method and the number of segments. See `distributed`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,27 +40,44 @@ Backward = Callable[[list[Tensor], list[Tensor | None]], None]
 theirs. A loss scale multiplies the loss alone: the gradients of a state come from a loss that was scaled already."""
 
 
-def bptt(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+class Ranks(NamedTuple):
+    """Processes that share a batch: each has samples of its own, and the result is that of their union.
+
+    Padding may differ, and a rank may have no target token at all. Auxiliary losses are averaged over the ranks.
+    """
+
+    mean: Callable[[Tensor], Tensor]
+    """The mean of a scalar over the ranks; it is taken of the token count, before anything else, and of the loss."""
+    backward: Backward | None = None
+    """Runs the last backward, in place of `backward`, and averages over the ranks all that is in `.grad` by then. None leaves
+    gradients local, for a rollout that is not the last of an update."""
+
+
+def bptt(
+    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
+) -> tuple[Tensor, Any]:
     """Back-propagation through time: one graph over all segments, one backward."""
-    rollout = _Rollout.begin(model, segments, state)
-    return _one_graph(rollout, state, rollout.step, backward)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks)
+    return _one_graph(rollout, state, rollout.step)
 
 
 def checkpointed(
-    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None
+    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
 ) -> tuple[Tensor, Any]:
     """Back-propagation through time with torch's gradient checkpointing of each segment."""
-    rollout = _Rollout.begin(model, segments, state)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks)
 
     def step(index: int, state: Any) -> _Step:  # the seed is set inside: nothing of the generator need be kept
         return checkpoint(rollout.step, index, state, use_reentrant=False, preserve_rng_state=False)
 
-    return _one_graph(rollout, state, step, backward)
+    return _one_graph(rollout, state, step)
 
 
-def mrbp(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None) -> tuple[Tensor, Any]:
+def mrbp(
+    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
+) -> tuple[Tensor, Any]:
     """Memory replay back-propagation (Algorithm 1), exact: the gradients of `bptt` with one segment's graph at a time."""
-    rollout = _Rollout.begin(model, segments, state)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks)
 
     replay_buffer = [state]
     with torch.no_grad():
@@ -73,9 +93,9 @@ def mrbp(model: Any, segments: Sequence[Segment], state: Any, *, backward: Backw
         if final is None:
             final = _map_state(step.state, Tensor.detach)
         total = total + step.loss.detach()
-        _run_backward(backward, step.objective, step.state, gradients)
+        _run_backward(rollout.last_backward if index == 0 else backward, step.objective, step.state, gradients)
         gradients = [member.grad for member in known] if index > 0 else None
-    return total, final
+    return rollout.mean(total), final
 
 
 class _Step(NamedTuple):
@@ -87,25 +107,32 @@ class _Step(NamedTuple):
 
 
 class _Rollout(NamedTuple):
-    """What all methods share: the model, its segments, what the loss is divided by, and the seed."""
+    """What all methods share."""
 
     model: Any
     segments: Sequence[Segment]
     num_tokens: Tensor
+    """What the loss is divided by. Over ranks, the mean of their counts: the mean of the ranks' gradients is the union's."""
     seed: int
+    mean: Callable[[Tensor], Tensor]
+    last_backward: Backward | None
 
     @classmethod
-    def begin(cls, model: Any, segments: Sequence[Segment], state: Any) -> "_Rollout":
+    def begin(
+        cls, model: Any, segments: Sequence[Segment], state: Any, backward: Backward | None, ranks: Ranks | None
+    ) -> "_Rollout":
         """Check everything first, so that an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
         if hasattr(model, "check"):
             for index, segment in enumerate(segments):
                 model.check(segment, state if index == 0 else None)
-        num_tokens = torch.stack([count_tokens(segment.target) for segment in segments]).sum()
+        mean = ranks.mean if ranks else lambda scalar: scalar
+        num_tokens = mean(torch.stack([count_tokens(segment.target) for segment in segments]).sum())
         if num_tokens == 0:
             raise ValueError("the rollout has no target token: every target is IGNORE, so there is no loss to take a mean of")
-        return cls(model, segments, num_tokens, int(torch.randint(2**62, ())))
+        last_backward = ranks.backward if ranks and ranks.backward else backward
+        return cls(model, segments, num_tokens, int(torch.randint(2**62, ())), mean, last_backward)
 
     def step(self, index: int, state: Any) -> _Step:
         segment = self.segments[index]
@@ -123,16 +150,14 @@ class _Rollout(NamedTuple):
             return self.model(segment, state).state
 
 
-def _one_graph(
-    rollout: _Rollout, state: Any, step: Callable[[int, Any], _Step], backward: Backward | None
-) -> tuple[Tensor, Any]:
+def _one_graph(rollout: _Rollout, state: Any, step: Callable[[int, Any], _Step]) -> tuple[Tensor, Any]:
     losses, objectives = [], []
     for index in range(len(rollout.segments)):
         loss, objective, state = step(index, state)
         losses.append(loss.detach())
         objectives.append(objective)
-    _run_backward(backward, torch.stack(objectives).sum(), (), None)
-    return torch.stack(losses).sum(), _map_state(state, Tensor.detach)
+    _run_backward(rollout.last_backward, torch.stack(objectives).sum(), (), None)
+    return rollout.mean(torch.stack(losses).sum()), _map_state(state, Tensor.detach)
 
 
 def _run_backward(backward: Backward | None, loss: Tensor, state: Any, gradients: list[Tensor | None] | None) -> None:

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from memformer_torch.data.cache import file_digest, flush
+from memformer_torch.distributed import shard_like
 from memformer_torch.types import State
 
 
@@ -34,7 +35,10 @@ def save_checkpoint(
     part.mkdir(parents=True)
     digests = {}
     for name, content in (("weights.safetensors", weights), ("training.safetensors", tensors)):
-        save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part / name)
+        try:
+            save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part / name)
+        except SafetensorError as error:  # it wraps the system's own, for example of a full disk
+            raise OSError(f"{part / name} could not be written: {error}") from error
         digests[name] = file_digest(part / name)
         flush(part / name)
     write_durably(part / "training.json", json.dumps({"update": update, "digests": digests, **facts}))
@@ -85,8 +89,9 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
     """Fill a model with a checkpoint's weights; a ValueError if they are another model's."""
+    weights, own = load_tensors(folder / "weights.safetensors"), model.state_dict()
     try:
-        model.load_state_dict(load_tensors(folder / "weights.safetensors"))
+        model.load_state_dict({name: shard_like(weight, own.get(name, weight)) for name, weight in weights.items()})
     except RuntimeError as error:
         reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise ValueError(f"the weights in {folder} do not fit the model of its config: {reason}") from error
@@ -102,20 +107,31 @@ def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
 
 def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     states: dict[int, dict[str, Tensor]] = {}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, value in tensors.items():
         if key.startswith("optimizer."):
             _, index, name = key.split(".", 2)
-            states.setdefault(int(index), {})[name] = value
+            states.setdefault(int(index), {})[name] = shard_like(value, parameters[int(index)])
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def pack_state(state: State) -> dict[str, Tensor]:
-    return {f"state.{index}": member for index, member in enumerate(state)}
+def pack_state(states: list[State]) -> dict[str, Tensor]:
+    """The carried state of all lanes, from each rank's."""
+    return {f"state.{index}": _join(members) for index, members in enumerate(zip(*states, strict=True))}
 
 
-def unpack_state(like: Any, tensors: dict[str, Tensor]) -> Any:
-    """The carried state, in the type of one of the model's own."""
-    return type(like)(*(tensors[f"state.{index}"].to(member.device) for index, member in enumerate(like)))
+def unpack_state(like: Any, tensors: dict[str, Tensor], lanes: slice) -> Any:
+    """The carried state of some lanes, in the type of one of the model's own."""
+    return type(like)(*(tensors[f"state.{index}"][lanes].to(member.device) for index, member in enumerate(like)))
+
+
+def _join(members: tuple[Tensor, ...]) -> Tensor:
+    """One under the other; where a cache has grown longer on one rank than on another, zeros stand behind its end."""
+    sizes = torch.tensor([member.shape[1:] for member in members]).amax(0).tolist()
+    joined = members[0].new_zeros(sum(len(member) for member in members), *sizes)
+    for part, member in zip(joined.split([len(member) for member in members]), members, strict=True):
+        part[(..., *(slice(size) for size in member.shape[1:]))] = member
+    return joined
 
 
 def write_durably(path: Path, text: str) -> None:

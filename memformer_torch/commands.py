@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from memformer_torch.analysis import pictures
+from memformer_torch.distributed import World
 from memformer_torch.evaluate import Evaluation
-from memformer_torch.runs import build_corpus, new_run, open_run
+from memformer_torch.runs import build_corpus, choose_device, new_run, open_run
 from memformer_torch.train import TrainConfig, Trainer, Watcher, read_metrics
 
 
@@ -22,29 +23,30 @@ def train(
     data: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
     train: TrainConfig = TrainConfig(),  # noqa: B008  frozen
-    run: Path | None = None,
+    out: Path | None = None,
     resume: Path | None = None,
     device: str = "auto",
 ) -> None:
     """Train a model; Ctrl-C writes a checkpoint first.
 
     For example: memformer train --config configs/digits.yaml --model.num_slots 32 --train.horizon 4
+    With many processes: torchrun --nproc_per_node 2 -m memformer_torch train ...
 
     Args:
         data: Which data: `name`, `root` (or $MEMFORMER_DATA), and the dataset's own options.
         model: Which model: `name` and the fields of its config.
         train: How to train.
-        run: Folder of the run; by default a new one under runs/.
+        out: Folder of the run; by default a new one under runs/.
         resume: Folder of a run to go on with; all settings are its own.
         device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
     """
-    console = Console()
+    console = Console(quiet=World.join(choose_device(device)).rank > 0)
     if resume is not None:
         trainer = open_run(resume, device)
         console.print(f"Going on with {resume} at update {trainer.update:,} of {trainer.config.updates:,}")
     else:
         data = data or {}
-        folder = run or Path("runs") / f"{data.get('name', 'run')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        folder = out or Path("runs") / f"{data.get('name', 'run')}-{time.strftime('%Y%m%d-%H%M%S')}"
         trainer = new_run(folder, model or {}, data, train, device)
     _fit(trainer, console)
 
@@ -67,8 +69,9 @@ def _fit(trainer: Trainer, console: Console) -> None:
         trainer.fit(Watcher(on_update, on_evaluation, lambda: bool(asked)))
     if trainer.update < trainer.config.updates:
         console.print(f"Stopped after update {trainer.update:,}. To go on: memformer train --resume {trainer.run}")
-        raise SystemExit(128 + asked[0])
-    pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
+        raise SystemExit(128 + (asked or [signal.SIGTERM])[0])  # another process may have been asked
+    if trainer.world.rank == 0:
+        pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
     console.print(f"Done. memformer evaluate {trainer.run} --split test")
 
 
@@ -101,7 +104,7 @@ def evaluate(run: Path, split: str = "test", checkpoint: str = "best", json: boo
         device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
     """
     trainer = open_run(run, device, checkpoint)
-    console = Console(stderr=json)
+    console = Console(stderr=json, quiet=trainer.world.rank > 0)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"reading {split}", total=trainer.corpus[split].num_tokens)
         found = trainer.evaluate(split, progress=lambda tokens: progress.advance(bar, tokens))
@@ -115,8 +118,9 @@ def evaluate(run: Path, split: str = "test", checkpoint: str = "best", json: boo
         "bits": found.bits,
         "seconds": round(found.seconds, 2),
     }
-    if json:
+    if json and trainer.world.rank == 0:
         print(dumps(record))
+    if json:
         return
     table = Table("split", "tokens", "loss (nats)", "perplexity", "bits a token", "tokens/s")
     speed = f"{found.tokens / found.seconds:,.0f}"

@@ -37,6 +37,7 @@ def evaluate(
     device: torch.device,
     max_tokens: int | None = None,
     progress: Callable[[int], None] | None = None,
+    sum_over_ranks: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor,
 ) -> Evaluation:
     """Read a split from its start, in evaluation mode; `max_tokens` stops early, at a segment's end."""
     training = model.training
@@ -47,14 +48,14 @@ def evaluate(
         segment = segment.to(device)
         state = model.initial_state(len(segment.source)) if state is None else state
         loss, state, _ = segment_loss(model, segment, state)
-        count = int(count_tokens(segment.target))
+        count = int(sum_over_ranks(count_tokens(segment.target)))
         total, tokens = total + loss.double().cpu(), tokens + count
         if progress is not None:
             progress(count)
         if max_tokens is not None and tokens >= max_tokens:
             break
     model.train(training)
-    return Evaluation(loss=float(total) / tokens, tokens=tokens, seconds=time.perf_counter() - start)
+    return Evaluation(loss=float(sum_over_ranks(total)) / tokens, tokens=tokens, seconds=time.perf_counter() - start)
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """A run from its config and back: which model, which data, which folder."""
 
 import difflib
+from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 
 from memformer_torch.checkpoint import find_checkpoint, load_facts, load_weights, write_durably
 from memformer_torch.data import Corpus, load_corpus, progress_bar
+from memformer_torch.distributed import World
 from memformer_torch.models import MODELS
 from memformer_torch.train import TrainConfig, Trainer
 
@@ -30,12 +32,12 @@ def build_model(settings: dict[str, Any], vocab_size: int) -> Any:
     return model_class(config_class(**settings))
 
 
-def build_corpus(settings: dict[str, Any]) -> Corpus:
+def build_corpus(settings: dict[str, Any], quiet: bool = False) -> Corpus:
     """The data that `name` and its options say."""
     settings = dict(settings)
     if "name" not in settings:
         raise ValueError("data.name is missing: say which data to read, for example --data.name digits")
-    with progress_bar() as progress:
+    with nullcontext() if quiet else progress_bar() as progress:
         return load_corpus(settings.pop("name"), progress=progress, **settings)
 
 
@@ -48,9 +50,12 @@ def choose_device(device: str) -> torch.device:
 
 def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:
     """Build everything first, then the folder: an error leaves nothing behind."""
-    if run.exists() and any(run.iterdir()):
-        raise ValueError(f"{run} is there already: choose another --run, or go on with it by --resume {run}")
+    first = World.join(choose_device(device)).rank == 0
+    if first and run.exists() and any(run.iterdir()):
+        raise ValueError(f"{run} is there already: choose another --out, or go on with it by --resume {run}")
     trainer = _build(run, model, data, train, device)
+    if not first:
+        return trainer
     run.mkdir(parents=True, exist_ok=True)
     config = {"data": data, "model": model, "train": asdict(train)}
     write_durably(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
@@ -82,9 +87,13 @@ def read_config(run: Path) -> dict[str, Any]:
 
 
 def _build(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:
-    corpus = build_corpus(data)
+    world = World.join(choose_device(device))
+    corpus = build_corpus(data, quiet=world.rank > 0)
     torch.manual_seed(train.seed)
-    return Trainer(run, build_model(model, corpus.vocab_size), corpus, train, choose_device(device))
+    trainer = Trainer(run, build_model(model, corpus.vocab_size), corpus, train, world)
+    if world.rank > 0:
+        torch.manual_seed(train.seed + world.rank)  # the weights of all ranks are the same, their dropout is not
+    return trainer
 
 
 def _nearest(word: str, known: Any) -> str:

@@ -27,6 +27,7 @@ from memformer_torch.checkpoint import (
     write_durably,
 )
 from memformer_torch.data import Corpus, Stream
+from memformer_torch.distributed import World, share_model, unshard
 from memformer_torch.evaluate import Evaluation, evaluate
 
 METHODS = {"bptt": bptt, "checkpointed": checkpointed, "mrbp": mrbp}
@@ -39,7 +40,7 @@ class TrainConfig:
     updates: int = 1000
     """Optimizer updates."""
     batch_size: int = 32
-    """Lanes: sequences side by side."""
+    """Lanes: sequences side by side; processes share them equally."""
     horizon: int = 8
     """Segments in a rollout: how far gradients reach back."""
     method: Literal["mrbp", "bptt", "checkpointed"] = "mrbp"
@@ -58,6 +59,8 @@ class TrainConfig:
     """Gradients are scaled down to this length."""
     precision: Literal["32", "bf16-mixed"] = "32"
     """Numbers in the matrix products; weights, state and optimizer are float32 in any case."""
+    strategy: Literal["auto", "ddp", "fsdp"] = "auto"
+    """What processes share beside the work: "fsdp" weights and optimizer, "ddp", which is "auto", nothing."""
     continuous: bool | None = None
     """Ignore where documents end; None leaves it to the data."""
     evaluate_every: int = 200
@@ -91,8 +94,10 @@ class Watcher(NamedTuple):
 class Trainer:
     """The parts of a run, and its position; `fit` takes it to the end, `save` and `resume` over a stop."""
 
-    def __init__(self, run: Path, model: Any, corpus: Corpus, config: TrainConfig, device: torch.device) -> None:
-        self.run, self.model, self.corpus, self.config, self.device = run, model.to(device), corpus, config, device
+    def __init__(self, run: Path, model: Any, corpus: Corpus, config: TrainConfig, world: World) -> None:
+        self.run, self.corpus, self.config, self.world, self.device = run, corpus, config, world, world.device
+        self.model = model.to(self.device)
+        self.ranks = share_model(model, config.strategy, world, find_unused=config.horizon == 1)
         self.optimizer = make_optimizer(model, config)
         self.stream = self._stream("train", loop=True)
         self.state: Any = None
@@ -106,8 +111,8 @@ class Trainer:
             start = time.perf_counter()
             loss, norm, tokens = self._step()
             self.update += 1
+            tokens, stop = self.world.sum(torch.tensor([tokens, watcher.should_stop()])).tolist()
             self.tokens += tokens
-            stop = watcher.should_stop()
             if self.update % config.log_every == 0 or self.update == config.updates:
                 line = {"update": self.update, "loss": loss.item(), "gradient_norm": norm.item(), "tokens": self.tokens}
                 self._log(line)
@@ -124,7 +129,7 @@ class Trainer:
 
     def evaluate(self, split: str, max_tokens: int | None = None, progress: Callable[[int], None] | None = None) -> Evaluation:
         with self._autocast():
-            return evaluate(self.model, self._stream(split, loop=False), self.device, max_tokens, progress)
+            return evaluate(self.model, self._stream(split, loop=False), self.device, max_tokens, progress, self.world.sum)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16-mixed")
@@ -139,6 +144,8 @@ class Trainer:
             loop=loop,
             seed=config.seed,
             continuous=continuous,
+            rank=self.world.rank,
+            world=self.world.size,
         )
 
     def _step(self) -> tuple[Tensor, Tensor, int]:
@@ -146,42 +153,58 @@ class Trainer:
         config, losses, tokens = self.config, [], 0
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * share_of_rate(self.update, config)
-        for _ in range(config.accumulate):
+        for rollout in range(config.accumulate):
             segments = [next(self.stream) for _ in range(config.horizon)]
             tokens += sum(int((segment.target >= 0).sum()) for segment in segments)
             segments = [segment.to(self.device) for segment in segments]
             if self.state is None:
-                self.state = self.model.initial_state(config.batch_size)
+                self.state = self.model.initial_state(len(segments[0].source))
+            ranks = self.ranks
+            if ranks and rollout + 1 < config.accumulate:
+                ranks = ranks._replace(backward=None)  # gradients add up locally until the last
             with self._autocast():
-                loss, self.state = METHODS[config.method](self.model, segments, self.state)
+                loss, self.state = METHODS[config.method](self.model, segments, self.state, ranks=ranks)
             losses.append(loss)
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if config.accumulate > 1:
             torch._foreach_div_([parameter.grad for parameter in parameters], config.accumulate)
-        norm = clip_grad_norm_(parameters, config.max_gradient_norm)
+        norm = unshard(clip_grad_norm_(parameters, config.max_gradient_norm))
         self.optimizer.step()
         self.optimizer.zero_grad()
         return torch.stack(losses).mean(), norm, tokens
 
     def save(self, best: bool = False) -> None:
-        """Write a checkpoint, and make it the last, and the best if it is."""
-        tensors = pack_optimizer(self.optimizer) | pack_state(self.state) | {"random.cpu": torch.get_rng_state()}
+        """Write a checkpoint, and make it the last, and the best if it is. All ranks call it, and the first writes."""
+        weights, tensors = self.world.whole(self.model.state_dict()), self.world.whole(pack_optimizer(self.optimizer))
+        random = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
-            tensors["random.device"] = torch.get_device_module(self.device).get_rng_state()
+            random["device"] = torch.get_device_module(self.device).get_rng_state()
+        parts = self.world.gather((random, self.state))
+        if self.world.rank == 0:
+            self._write(weights, tensors, parts, best)
+        self.world.wait()  # a process that ends takes the others with it
+
+    def _write(self, weights: dict[str, Tensor], tensors: dict[str, Tensor], parts: list[Any], best: bool) -> None:
+        tensors |= pack_state([state for _, state in parts])
+        tensors |= {f"random.{rank}.{name}": value for rank, part in enumerate(parts) for name, value in part[0].items()}
         facts = {
             "best": self.best,
             "tokens": self.tokens,
             "stream": self.stream.state_dict(),
             "corpus": self.corpus.fingerprint,
             "threads": torch.get_num_threads(),
+            "processes": self.world.size,
         }
-        folder = save_checkpoint(self.run, self.update, self.model.state_dict(), tensors, facts)
+        folder = save_checkpoint(self.run, self.update, weights, tensors, facts)
         point_to(self.run, "last", folder)
         if best:
             point_to(self.run, "best", folder)
 
     def resume(self) -> None:
-        """Go on from the last checkpoint, as if the run had never stopped."""
+        """Go on from the last checkpoint, as if the run had never stopped; without one, from the start."""
+        if not (self.run / "last.json").exists():
+            (self.run / "metrics.jsonl").unlink(missing_ok=True)
+            return
         folder = find_checkpoint(self.run)
         facts = load_facts(folder)
         if facts["corpus"] != self.corpus.fingerprint:
@@ -189,16 +212,24 @@ class Trainer:
         load_weights(self.model, folder)
         tensors = load_tensors(folder / "training.safetensors")
         unpack_optimizer(self.optimizer, tensors)
-        self.state = unpack_state(self.model.initial_state(self.config.batch_size), tensors)
+        self.state = unpack_state(self.model.initial_state(1), tensors, self.world.lanes(self.config.batch_size))
         self.stream.load_state_dict(facts["stream"])
         self.update, self.best, self.tokens = facts["update"], facts["best"], facts["tokens"]
-        torch.set_rng_state(tensors["random.cpu"])
-        if "random.device" in tensors and self.device.type != "cpu":
-            torch.get_device_module(self.device).set_rng_state(tensors["random.device"])
+        rank, size = self.world.rank, self.world.size
+        if facts["processes"] == size:
+            torch.set_rng_state(tensors[f"random.{rank}.cpu"])
+            if f"random.{rank}.device" in tensors and self.device.type != "cpu":
+                torch.get_device_module(self.device).set_rng_state(tensors[f"random.{rank}.device"])
+        else:
+            torch.manual_seed(self.config.seed + rank + size * self.update)
+        if rank > 0:
+            return
         lines = [line for line in read_metrics(self.run) if line["update"] <= self.update]
         write_durably(self.run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def _log(self, line: dict[str, Any]) -> None:
+        if self.world.rank > 0:
+            return
         with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

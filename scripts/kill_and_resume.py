@@ -37,12 +37,15 @@ def main() -> None:
     random.seed(0)
     with tempfile.TemporaryDirectory() as folder:
         alone, killed, log = (Path(folder) / name for name in ("alone", "killed", "log"))
-        if start([*SETTINGS.split(), "--run", str(alone)], log).wait():
+        if start([*SETTINGS.split(), "--out", str(alone)], log).wait():
             sys.exit(log.read_text())
         done = 0
         while done < kills:
             before = last_update(killed)
-            process = start(["--resume", str(killed)] if killed.exists() else [*SETTINGS.split(), "--run", str(killed)], log)
+            process = start(
+                ["--resume", str(killed)] if (killed / "config.yaml").exists() else [*SETTINGS.split(), "--out", str(killed)],
+                log,
+            )
             while random.random() < 0.995 and process.poll() is None and last_update(killed) <= before:
                 time.sleep(0.02)
             time.sleep(random.uniform(0.0, 0.8))

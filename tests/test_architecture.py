@@ -14,6 +14,7 @@ LAYERS = [
     {"types"},
     {"nn", "losses"},
     {"models", "data", "backprop"},
+    {"distributed"},
     {"checkpoint", "evaluate", "session"},
     {"train"},
     {"runs", "analysis", "bench"},

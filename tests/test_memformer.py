@@ -213,6 +213,7 @@ def test_paper_sizes():
     [
         ({"d_model": 15}, "num_heads 2 does not divide"),
         ({"num_writer_heads": 3}, "num_writer_heads 3 does not divide"),
+        ({"num_writer_heads": 0}, "num_writer_heads 0"),
         ({"d_model": 6}, "even"),
         ({"temperature": 0.0}, "temperature"),
         ({"temperature": -1.0}, "temperature"),

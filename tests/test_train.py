@@ -1,5 +1,6 @@
 """Training, resuming and evaluating: a run that was stopped equals one that was not, and bad input loses nothing."""
 
+import contextlib
 import json
 import math
 import os
@@ -133,7 +134,7 @@ COMMAND = [sys.executable, "-m", "memformer_torch", "train", "--device", "cpu"]
 
 def settings(run):
     pairs = {f"--data.{key}": value for key, value in DATA.items()} | {f"--model.{key}": value for key, value in MODEL.items()}
-    pairs |= {f"--train.{key}": value for key, value in (QUICK | {"updates": 60}).items()} | {"--run": run}
+    pairs |= {f"--train.{key}": value for key, value in (QUICK | {"updates": 60}).items()} | {"--out": run}
     return [str(part) for pair in pairs.items() for part in pair]
 
 
@@ -266,9 +267,49 @@ def test_damage_is_one_clear_error_and_loses_nothing(what, message, tmp_path, ca
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_again(tmp_path):
+    whole = trained(tmp_path / "whole")
+    new_run(tmp_path / "killed", MODEL, DATA, TrainConfig(**QUICK), "cpu")
+    (tmp_path / "killed" / "metrics.jsonl").write_text('{"update": 1, "loss": 9.9}\n')
+    again = open_run(tmp_path / "killed", "cpu")
+    again.fit()
+    assert read_metrics(tmp_path / "killed") == read_metrics(tmp_path / "whole")
+    assert all(map(torch.equal, again.model.state_dict().values(), whole.model.state_dict().values()))
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 2 MB, where this user may make one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    try:
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", disk], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("only root can mount a small disk")
+    yield disk
+    subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def test_a_full_disk_loses_nothing(small_disk, tmp_path, capsys):
+    """One line and exit code 2; with room again, the run goes on as if nothing had been."""
+    run, filler = small_disk / "run", small_disk / "filler"
+    trained(tmp_path / "whole")
+    new_run(run, MODEL, DATA, TrainConfig(**QUICK), "cpu").fit(stop_after(3))
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"0" * 4096)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--resume", str(run), "--device", "cpu"])
+    assert stopped.value.code == 2
+    assert "space" in capsys.readouterr().err
+    filler.unlink()
+    main(["train", "--resume", str(run), "--device", "cpu"])
+    assert read_metrics(run) == read_metrics(tmp_path / "whole")
+
+
 def test_a_run_is_not_overwritten(finished, capsys):
     with pytest.raises(SystemExit):
-        main(["train", "--data.name", "digits", "--run", str(finished)])
+        main(["train", "--data.name", "digits", "--out", str(finished)])
     assert "is there already" in capsys.readouterr().err
 
 

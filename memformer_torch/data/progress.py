@@ -10,10 +10,12 @@ Progress = Callable[[str, int, int], None]
 @contextmanager
 def progress_bar() -> Iterator[Progress]:
     """A bar on the terminal: `with progress_bar() as progress: load_corpus("enwik8", progress=progress)`."""
+    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
 
-    bars = Bars(TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    bars = Bars(*columns, console=Console(stderr=True))  # standard output is for results
     tasks = {}
     with bars:
 

@@ -61,7 +61,7 @@ class MemformerConfig(VocabularyConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_sizes(self, may_be_zero={"num_slots", "num_cls_tokens"})
-        if self.num_writer_heads is not None and self.d_model % self.num_writer_heads:
+        if self.num_writer_heads is not None and (self.num_writer_heads < 1 or self.d_model % self.num_writer_heads):
             raise ValueError(f"d_model is {self.d_model}, which num_writer_heads {self.num_writer_heads} does not divide")
         for name in ("temperature", "bias_length"):
             if not getattr(self, name) > 0:

@@ -7,9 +7,9 @@ from typing import Any
 
 def check_sizes(config: Any, may_be_zero: Collection[str] = ()) -> None:
     """Raise a ValueError unless a config's whole numbers, heads and dropout make sense together."""
-    for name in (field.name for field in fields(config)):
+    for name in (field.name for field in fields(config) if field.type is int):
         value, least = getattr(config, name), 0 if name in may_be_zero else 1
-        if type(value) is int and value < least:
+        if value < least:
             raise ValueError(f"{name} is {value}, but must be at least {least}")
     if hasattr(config, "num_heads"):
         if config.d_model % config.num_heads:
