@@ -86,7 +86,7 @@ def run(model, segments, state):
     return logits, state
 
 
-def close(ours, theirs, tolerance=1e-10):
+def assert_close(ours, theirs, tolerance=1e-10):
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -129,7 +129,7 @@ def test_a_token_cannot_see_its_future(name):
         target = segment.target.clone()
         target[:, n] = change(target[:, n])
         after = model(segment._replace(target=target), state).logits
-        close(after[:, : n + 1], before[:, : n + 1], 1e-12)
+        assert_close(after[:, : n + 1], before[:, : n + 1], 1e-12)
         moved = (after - before).abs().amax(-1)[:, n + 1 :]
         assert (moved > 1e-6).all(), "what follows must see it"
 
@@ -147,8 +147,8 @@ def test_samples_of_a_batch_do_not_mix(name):
     ours, theirs = model(segment, state), model(other, changed)
     assert (segment.target[1] != IGNORE).any()
     for row in (0, 2, 3):
-        close(ours.logits[row], theirs.logits[row], 1e-12)
-        close(sample(ours.state, row), sample(theirs.state, row), 1e-12)
+        assert_close(ours.logits[row], theirs.logits[row], 1e-12)
+        assert_close(sample(ours.state, row), sample(theirs.state, row), 1e-12)
     assert not torch.allclose(ours.logits[1], theirs.logits[1])
 
     ours.logits[1].sum().backward()
@@ -183,8 +183,8 @@ def test_a_reset_is_a_fresh_start(name):
         fresh, kept = (run(model, [first, second], s) for s in (model.initial_state(BATCH), state))
         for row in range(BATCH):
             wanted = fresh if reset[row] else kept
-            close([logits[row] for logits in ours[0]], [logits[row] for logits in wanted[0]])
-            close(sample(ours[1], row), sample(wanted[1], row))
+            assert_close([logits[row] for logits in ours[0]], [logits[row] for logits in wanted[0]])
+            assert_close(sample(ours[1], row), sample(wanted[1], row))
     everything = torch.ones(BATCH, dtype=torch.bool)
     ours, fresh = model(first._replace(reset=everything), state), model(first, model.initial_state(BATCH))
     assert torch.equal(ours.logits, fresh.logits)
@@ -219,9 +219,9 @@ def test_padding_changes_nothing(name):
                 continue  # nothing was read
             alone = Segment(source[source != PAD][None], target[: max(num_targets, 1)][None])
             output = model(alone, state)
-            close(output.logits[0, :num_targets], logits[step][row, :num_targets])
+            assert_close(output.logits[0, :num_targets], logits[step][row, :num_targets])
             state = output.state
-        close(sample(state, 0), sample(batch_state, row))
+        assert_close(sample(state, 0), sample(batch_state, row))
 
 
 @every_baseline
@@ -293,8 +293,8 @@ def test_segments_give_what_one_pass_gives(name, padded):
         text = torch.cat([segment.target[row, real] for segment, real in zip(segments, reals, strict=True)])[None]
         whole = model(Segment(torch.tensor([[BOS]]), text), model.initial_state(1))
         pieces = torch.cat([piece[row, real] for piece, real in zip(logits, reals, strict=True)])
-        close(pieces, whole.logits[0])
-        close(sample(state, row), sample(whole.state, 0))
+        assert_close(pieces, whole.logits[0])
+        assert_close(sample(state, row), sample(whole.state, 0))
 
 
 @every_model
@@ -337,8 +337,8 @@ def test_replay_gives_the_gradients_of_bptt(name, horizon, method):
     loss, wanted, final, drawn = gradients(bptt, model, segments, state)
     our_loss, ours, our_final, our_drawn = gradients(method, model, segments, state)
     assert relative_difference(ours, wanted) < 1e-5
-    close(our_loss, loss, 1e-5)
-    close(our_final, final, 1e-5)
+    assert_close(our_loss, loss, 1e-5)
+    assert_close(our_final, final, 1e-5)
     assert drawn == our_drawn, "the generator must be left at one place"
     assert not any(member.requires_grad for member in our_final)
 

@@ -20,7 +20,7 @@ VARIANTS = {
 }
 
 
-def close(ours, theirs, tolerance=1e-9):
+def assert_close(ours, theirs, tolerance=1e-9):
     torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
 
 
@@ -39,9 +39,9 @@ def test_it_is_the_papers_equations(variant):
         for segment in steps:
             logits, state, _ = model(segment, state)
             expected, memory = plain.plain_step(model, segment, memory)
-            close(state.memory, memory)
+            assert_close(state.memory, memory)
             for row, want in zip(logits, expected, strict=True):
-                close(row[: len(want)], want)
+                assert_close(row[: len(want)], want)
 
 
 def test_ablations_change_the_computation():
@@ -76,8 +76,8 @@ def test_samples_of_a_batch_do_not_mix():
     changed = state._replace(memory=torch.cat([state.memory[:1], -state.memory[1:2], state.memory[2:]]))
     ours, theirs = model(segment, state), model(other, changed)
     for row in (0, 2):
-        close(ours.logits[row], theirs.logits[row], 1e-12)
-        close(ours.state.memory[row], theirs.state.memory[row], 1e-12)
+        assert_close(ours.logits[row], theirs.logits[row], 1e-12)
+        assert_close(ours.state.memory[row], theirs.state.memory[row], 1e-12)
     assert not torch.allclose(ours.logits[1], theirs.logits[1])
 
 
@@ -98,7 +98,7 @@ def test_the_memory_reaches_any_distance():
 def test_initial_memory_is_the_bias_on_the_sphere():
     model = tiny_memformer()
     bias = model.forgetting.bias
-    close(model.initial_state(2).memory, (bias / bias.norm(dim=-1, keepdim=True)).expand(2, -1, -1))
+    assert_close(model.initial_state(2).memory, (bias / bias.norm(dim=-1, keepdim=True)).expand(2, -1, -1))
 
 
 def test_reset_equals_a_fresh_start_and_changes_the_state_only():
@@ -108,8 +108,8 @@ def test_reset_equals_a_fresh_start_and_changes_the_state_only():
     output = model(segment._replace(reset=reset), state)
     kept, fresh = model(segment, state), model(segment, model.initial_state(3))
     for row, expected in enumerate((kept, fresh, kept)):
-        close(output.logits[row], expected.logits[row], 1e-12)
-        close(output.state.memory[row], expected.state.memory[row], 1e-12)
+        assert_close(output.logits[row], expected.logits[row], 1e-12)
+        assert_close(output.state.memory[row], expected.state.memory[row], 1e-12)
 
 
 def test_no_gradient_crosses_a_reset():
@@ -139,8 +139,8 @@ def test_padding_changes_nothing():
             own = Segment(source, target) if target.numel() else Segment(source, torch.zeros(1, 1, dtype=torch.int64))
             single = model(own, alone[row])
             alone[row] = single.state
-            close(output.logits[row, : target.shape[1]], single.logits[0, : target.shape[1]])
-            close(output.state.memory[row], single.state.memory[0])
+            assert_close(output.logits[row, : target.shape[1]], single.logits[0, : target.shape[1]])
+            assert_close(output.state.memory[row], single.state.memory[0])
 
 
 def test_the_first_decoder_input_is_the_last_real_source_id():
@@ -180,7 +180,7 @@ def test_state_stays_on_the_sphere_and_never_grows():
             state = new
             shapes.add(state.memory.shape)
     assert shapes == {(2, 5, 16)}
-    close(state.memory.norm(dim=-1), torch.ones(2, 5), 1e-5)
+    assert_close(state.memory.norm(dim=-1), torch.ones(2, 5), 1e-5)
     assert min(moved) > 1e-4  # it is still being written
 
 
