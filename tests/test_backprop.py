@@ -37,7 +37,7 @@ def run(method, model, segments, state=None, seed=3, **arguments) -> Result:
 def relative_difference(ours: Result, theirs: Result) -> float:
     """Largest over tensors: over the larger of the tensor's own largest gradient and 1e-3 of the largest of all."""
     assert [n for n, g in ours.gradients.items() if g is None] == [n for n, g in theirs.gradients.items() if g is None]
-    pairs = [(g, theirs.gradients[n]) for n, g in ours.gradients.items() if g is not None]
+    pairs = [(g, theirs.gradients[n]) for n, g in ours.gradients.items() if g is not None and g.numel()]
     largest = max(their.abs().max() for _, their in pairs)
     assert largest > 0
     return max(((our - their).abs().max() / torch.maximum(their.abs().max(), 1e-3 * largest)).item() for our, their in pairs)

@@ -11,6 +11,7 @@ from memformer_torch.models.recurrent_memory_transformer import RecurrentMemoryT
 from memformer_torch.models.transformer_decoder import TransformerDecoder, TransformerDecoderConfig
 from memformer_torch.models.transformer_xl import TransformerXL, TransformerXLConfig
 from memformer_torch.types import BOS, IGNORE, PAD, Segment
+from tests.test_backprop import Result, relative_difference
 
 VOCAB, LENGTH, BATCH = 11, 5, 4
 
@@ -307,25 +308,14 @@ def test_the_state_is_as_large_as_the_formula_says(name):
         assert size == BATCH * 4 * TABLE[name][2](step * LENGTH)
 
 
-def relative_difference(ours, theirs):
-    """Per tensor, over the larger of its own largest gradient and 1e-3 of the largest of all."""
-    floor = 1e-3 * max(gradient.abs().max() for gradient in theirs.values() if gradient.numel())
-    assert ours.keys() == theirs.keys()
-    return max(
-        float((ours[key] - theirs[key]).abs().max() / torch.maximum(theirs[key].abs().max(), floor))
-        for key in theirs
-        if theirs[key].numel()
-    )
-
-
 def gradients(method, model, segments, state):
-    """Loss, gradients by name, those of the incoming state included, and the final state, from one seed."""
+    """From one seed; the gradients of the incoming state are among them."""
     torch.manual_seed(3)
     model.zero_grad(set_to_none=True)
     state = with_gradient(state)
     loss, final = method(model, segments, state)
     found = dict(model.named_parameters()) | dict(zip(state._fields, state, strict=True))
-    return loss, {key: tensor.grad for key, tensor in found.items() if tensor.grad is not None}, final, torch.rand(())
+    return Result({key: tensor.grad for key, tensor in found.items()}, loss, final, torch.rand(()).item())
 
 
 @every_model
@@ -334,13 +324,12 @@ def gradients(method, model, segments, state):
 def test_replay_gives_the_gradients_of_bptt(name, horizon, method):
     model = build(name, torch.float32, dropout=0.1)
     state, segments = warm(model, padded=True), stream(horizon, padded=True, resets=True)
-    loss, wanted, final, drawn = gradients(bptt, model, segments, state)
-    our_loss, ours, our_final, our_drawn = gradients(method, model, segments, state)
+    wanted, ours = (gradients(each, model, segments, state) for each in (bptt, method))
     assert relative_difference(ours, wanted) < 1e-5
-    assert_close(our_loss, loss, 1e-5)
-    assert_close(our_final, final, 1e-5)
-    assert drawn == our_drawn, "the generator must be left at one place"
-    assert not any(member.requires_grad for member in our_final)
+    assert_close(ours.loss, wanted.loss, 1e-5)
+    assert_close(ours.state, wanted.state, 1e-5)
+    assert ours.random == wanted.random, "the generator must be left at one place"
+    assert not any(member.requires_grad for member in ours.state)
 
 
 @pytest.mark.parametrize("name", CARRYING)
@@ -361,11 +350,10 @@ def test_under_autocast_the_state_keeps_its_precision(name):
     model = build(name, torch.float32, dropout=0.1)
     state, segments = warm(model), stream(2) + stream(2, padded=True, resets=True)
     with torch.autocast("cpu", torch.bfloat16):
-        _, wanted, final, _ = gradients(bptt, model, segments, state)
-        _, ours, our_final, _ = gradients(mrbp, model, segments, state)
+        wanted, ours = (gradients(each, model, segments, state) for each in (bptt, mrbp))
     assert relative_difference(ours, wanted) < 2e-2
-    assert [member.dtype for member in our_final] == [member.dtype for member in state]
-    assert [member.dtype for member in final] == [member.dtype for member in state]
+    assert [member.dtype for member in ours.state] == [member.dtype for member in state]
+    assert [member.dtype for member in wanted.state] == [member.dtype for member in state]
 
 
 @every_model
