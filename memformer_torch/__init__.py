@@ -15,6 +15,7 @@ from memformer_torch.models import (
     TransformerXL,
     TransformerXLConfig,
 )
+from memformer_torch.session import Session
 from memformer_torch.types import BOS, IGNORE, PAD, Output, Segment
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "RecurrentMemoryTransformer",
     "RecurrentMemoryTransformerConfig",
     "Segment",
+    "Session",
     "TransformerDecoder",
     "TransformerDecoderConfig",
     "TransformerXL",

@@ -14,7 +14,9 @@ from memformer_torch.types import IGNORE, decoder_input
 from tests.test_transformer_xl import (
     SMALL,
     VOCAB,
+    assert_decoding_is_one_pass,
     cut,
+    every_way,
     padded_steps,
     plain_embed,
     plain_layer,
@@ -350,3 +352,26 @@ def test_bad_configs_are_refused(field, value):
 def test_a_state_of_other_lengths_is_refused():
     with pytest.raises(ValueError, match=r"state\.compressed"):
         build()(cut(random_ids(4), 4)[0], build(compressed_length=4).initial_state(2))
+
+
+@every_way
+@every_kind
+@torch.no_grad()
+def test_decoding_is_one_pass(kind, pieces):
+    assert_decoding_is_one_pass(build(**kind), pieces)
+
+
+@every_way
+@pytest.mark.parametrize("memory_length", [0, 3, 9])
+@torch.no_grad()
+def test_decoding_is_one_pass_without_compression(memory_length, pieces):
+    assert_decoding_is_one_pass(build(memory_length=memory_length, compressed_length=0), pieces)
+
+
+@every_way
+@pytest.mark.parametrize("compression", ["mean", "most_attended"])
+@torch.no_grad()
+def test_decoding_is_one_pass_where_groups_take_from_the_segment(compression, pieces):
+    assert_decoding_is_one_pass(
+        build(memory_length=3, compressed_length=2, compression_ratio=3, compression=compression), pieces
+    )

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memformer_torch.models.lstm import LSTM, LSTMConfig
+from memformer_torch.nn.past import Places
 from memformer_torch.types import BOS, IGNORE, Segment
 
 TINY = {"vocab_size": 11, "d_model": 8, "hidden_size": 12, "num_layers": 2, "segment_length": 6}
@@ -77,3 +78,17 @@ def test_bad_sizes_are_refused():
     for field in ("hidden_size", "num_layers"):
         with pytest.raises(ValueError, match=f"{field} is 0, but must be at least 1"):
             LSTMConfig(**TINY | {field: 0})
+
+
+@torch.no_grad()
+def test_a_sample_without_an_input_stays_where_it_is():
+    model = tiny()
+    state = model.initial_state(3)
+    state = state._replace(hidden=torch.randn_like(state.hidden), cell=torch.randn_like(state.cell))
+    before = [member.clone() for member in state]
+    cache = model.begin(torch.full((3, 1), 4), state)
+    model.extend(cache, torch.full((3, 2), 4), Places(torch.tensor([[0, 6], [6, 6], [0, 1]]), 2))
+    for given, old, new in zip(state, before, model.finish(cache), strict=True):
+        assert torch.equal(given, old), "the state that was given is left alone"
+        assert torch.equal(new[1], old[1])
+        assert not torch.isclose(new[[0, 2]], old[[0, 2]]).any()

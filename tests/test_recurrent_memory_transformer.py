@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from memformer_torch.models.recurrent_memory_transformer import RecurrentMemoryTransformer, RecurrentMemoryTransformerConfig
+from memformer_torch.nn.past import Places
 from memformer_torch.types import BOS, IGNORE, Segment
 from tests import plain
 
@@ -90,3 +91,17 @@ def test_advance_finishes_the_last_layer_only_where_the_memory_is_written():
 def test_bad_sizes_are_refused():
     with pytest.raises(ValueError, match="num_memory_tokens is 0, but must be at least 1"):
         RecurrentMemoryTransformerConfig(**TINY | {"num_memory_tokens": 0})
+
+
+@torch.no_grad()
+def test_a_segment_is_decoded_once():
+    """Each layer projects the memory at the beginning and at the end, and every input where it comes."""
+    model, widths = tiny(), []
+    for block in model.blocks:
+        block.key_value.register_forward_hook(lambda module, arguments, _: widths.append(arguments[0].shape[1]))
+    cache = model.begin(torch.full((2, 1), BOS), model.initial_state(2))
+    for n in range(6):
+        model.extend(cache, torch.randint(11, (2, 1)), Places(torch.tensor([[n]]), n + 1))
+    first = model.finish(cache).memory
+    assert widths == [3] * 3 + [1] * 3 * 6 + [3] * 3
+    assert torch.equal(first, model.finish(cache).memory)

@@ -5,6 +5,7 @@ import torch
 
 from memformer_torch.models import transformer_decoder
 from memformer_torch.models.transformer_decoder import TransformerDecoder, TransformerDecoderConfig
+from memformer_torch.nn.past import Places, join_rows
 from memformer_torch.types import BOS, IGNORE, Segment
 from tests import plain
 
@@ -120,3 +121,54 @@ def test_defaults_are_the_papers():
     assert (config.num_layers, config.d_model, config.max_length, config.segment_length) == (8, 128, 784, 14)
     with pytest.raises(ValueError, match="max_length"):
         TransformerDecoderConfig(vocab_size=256, max_length=0)
+
+
+@torch.no_grad()
+def test_one_more_token_moves_nothing():
+    """Samples of equal length: one fused call a layer, without a mask, and no copy of what was read."""
+    model = tiny(segment_length=4)
+    first, second, _ = pieces(text(), [4, 4, 4])
+    cache = model.begin(second.source, model.advance(first, model.initial_state(2)))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
+        model.extend(cache, second.source, Places(torch.tensor([[0]]), 1))
+    events = profile.key_averages(group_by_input_shape=True)
+    assert sum(e.count for e in events if e.key == "aten::_scaled_dot_product_flash_attention_for_cpu") == 3
+    assert not {"aten::scatter_", "aten::le", "aten::pad"} & {event.key for event in events}
+    copied = [event.input_shapes[0] for event in events if event.key == "aten::copy_"]
+    assert all(5 not in shape for shape in copied), "four were read before, and this is the fifth"
+
+
+@torch.no_grad()
+def test_samples_of_different_length_share_a_cache():
+    """Fed in any portions, with padding, they give what each gives alone; the state holds zeros behind the shorter."""
+    model, ids = tiny(segment_length=4), text(3, 8)
+    states = [model.initial_state(1) for _ in range(3)]
+    for row in (1, 2):
+        states[row] = model.advance(Segment(torch.tensor([[BOS]]), ids[row : row + 1, :4]), states[row])
+    source = torch.stack([torch.tensor([BOS]), ids[1, 3:4], ids[2, 3:4]])
+    alone = [Segment(source[row : row + 1], ids[row : row + 1, 4:]) for row in range(3)]
+    caches = [model.begin(segment.source, state) for segment, state in zip(alone, states, strict=True)]
+    outputs = [model(segment, state) for segment, state in zip(alone, states, strict=True)]
+
+    cache = caches[0]._replace(rows=join_rows([cache.rows for cache in caches]))
+    inputs = torch.cat([source, ids[:, 4:]], dim=1)
+    calls = [[[0, 1], [0, 4], [4, 4]], [[2, 4], [1, 4], [0, 4]], [[3, 4], [2, 3], [1, 2]], [[4, 4], [4, 4], [3, 4]]]
+    for index in torch.tensor(calls):
+        places = Places(index, int(index[index < 4].max()) + 1)
+        logits = model.embedding.logits(model.extend(cache, inputs.gather(1, index), places))
+        for row, real in enumerate(index < 4):
+            theirs = outputs[row].logits[0, index[row, real]]
+            torch.testing.assert_close(logits[row, real], theirs, rtol=1e-10, atol=1e-10)
+    state = model.finish(cache)
+    for ours, theirs in zip(state, join_rows([output.state for output in outputs]), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-10)
+    assert state.length.tolist() == [4, 8, 8]
+
+
+def test_a_full_document_may_begin_a_segment():
+    """Whether something still fits is asked where it is read."""
+    model = tiny(segment_length=6)
+    state = model.initial_state(2)
+    for segment in pieces(text(), [6, 6]):
+        state = model.advance(segment, state)
+    model.begin(segment.target, state)

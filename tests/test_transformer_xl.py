@@ -7,6 +7,7 @@ import torch
 
 from memformer_torch.backprop import bptt, mrbp
 from memformer_torch.models.transformer_xl import TransformerXL, TransformerXLConfig
+from memformer_torch.nn.past import Places
 from memformer_torch.types import BOS, IGNORE, PAD, Segment, decoder_input
 
 VOCAB = 11
@@ -271,3 +272,61 @@ def test_a_state_of_another_memory_length_is_refused():
         build(memory_length=6)(cut(random_ids(4), 4)[0], build(memory_length=5).initial_state(2))
     with pytest.raises(ValueError, match="segment_length"):
         build(memory_length=6).check(cut(random_ids(5), 5)[0])
+
+
+# Each piece of a call: the places of its inputs, the same for both rows or each its own, where 4 is padding
+PIECES = {
+    "at once": [[[0, 1, 2, 3]]],
+    "one by one": [[[0]], [[1]], [[2]], [[3]]],
+    "apart": [[[4, 4], [0, 1]], [[0, 4], [2, 3]], [[1, 2], [4, 4]], [[3], [4]]],
+    "one apart": [[[0], [4]], [[1], [0]], [[2], [1]], [[3], [2]], [[4], [3]]],
+}
+every_way = pytest.mark.parametrize("pieces", PIECES.values(), ids=PIECES)
+
+
+def assert_decoding_is_one_pass(model, pieces):
+    """From states of all ages in which rows have different lengths, with something in the slots that are not filled."""
+    state = model.initial_state(2)
+    for before, step in zip(padded_steps([[4, 0], [4, 2], [3, 4], [4, 4], [4, 1]]), padded_steps([[4, 4]] * 5), strict=True):
+        output, cache = model(step, state), model.begin(step.source, state)
+        inputs, logits = decoder_input(step), torch.zeros(2, 5, VOCAB, dtype=torch.float64)
+        for piece in pieces:
+            index = torch.tensor(piece)
+            rows = index.expand(2, -1)
+            given = torch.nn.functional.pad(inputs, (0, 1), value=PAD).gather(1, rows)
+            hidden = model.extend(cache, given, Places(index, 1 + int(index[index < 4].max())))
+            logits.scatter_(1, rows[..., None].expand(-1, -1, VOCAB), model.embedding.logits(hidden))
+        torch.testing.assert_close(logits[:, :4], output.logits, rtol=1e-10, atol=1e-10)
+        for name, ours, wanted in zip(output.state._fields, model.finish(cache), output.state, strict=True):
+            torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+        state = model(before, state).state
+        spoil(*state[:2])
+
+
+def spoil(slots, filled):
+    for row, count in enumerate(filled.tolist()):
+        slots[row, :, : slots.shape[2] - count] = 1e3
+
+
+@every_way
+@pytest.mark.parametrize("memory_length", [0, 3, 9])
+@torch.no_grad()
+def test_decoding_is_one_pass(memory_length, pieces):
+    assert_decoding_is_one_pass(build(memory_length=memory_length), pieces)
+
+
+@torch.no_grad()
+def test_decoding_projects_only_new_inputs(monkeypatch):
+    """A token costs a token's projections, and the distances none; nor does it write into the state that it began from."""
+    model = build(memory_length=6)
+    state = run(model, padded_steps([[4, 4], [4, 4]]))[1]
+    before = [member.clone() for member in state]
+    (step,), widths = padded_steps([[4, 4]]), []
+    cache = model.begin(step.source, state)
+    for layer in model.layers:
+        monkeypatch.setattr(layer.attention, "position", None)
+        layer.attention.key_value.register_forward_pre_hook(lambda _, given: widths.append(given[0].shape[1]))
+    for place in range(4):
+        model.extend(cache, decoder_input(step)[:, place : place + 1], Places(torch.tensor([[place]]), place + 1))
+    assert widths == [1] * 8
+    assert all(map(torch.equal, state, before))

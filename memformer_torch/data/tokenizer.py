@@ -57,12 +57,16 @@ class Tokenizer(ABC):
 
 
 class TextStream:
-    """Ids in, text out as soon as its characters are whole: no part of a UTF-8 character is ever shown."""
+    """Ids in, text out as soon as its characters are whole: no part of a UTF-8 character is ever shown.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    `before` are ids that the text goes on from: they are not shown, but may have begun a character or a word.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, before: Iterable[int] = ()) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._previous: int | None = None
+        self.feed(before)
 
     def feed(self, ids: Iterable[int] | int) -> str:
         """The text that has become whole with these ids."""

@@ -8,7 +8,8 @@ length too.
 Positions count slots: the newest compressed memory stands one beyond the memory's first slot, filled or not.
 """
 
-# Shape letters: B batch, T target tokens, Y layers, M memory slots, C compressed slots, E old memories, G groups, D width
+# Shape letters: B batch, T target tokens, Y layers, M memory slots, C compressed slots, E old memories, G groups, D width,
+# H heads, L segment length
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -24,7 +25,17 @@ from memformer_torch.nn.compression import (
     autoencoding_reconstruction,
     most_attended,
 )
-from memformer_torch.nn.relative_attention import push, sinusoids, stack_layers, unfilled_slots, windows
+from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.relative_attention import (
+    begin_positions,
+    begin_rows,
+    extend_layers,
+    push,
+    sinusoids,
+    stack_layers,
+    unfilled_slots,
+    windows,
+)
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -91,10 +102,10 @@ class Context(NamedTuple):
     """(B, Y, c, D): without the slots that no row has filled."""
     memory: Tensor
     """(B, Y, m, D): likewise, while nothing is compressed."""
-    positions: Tensor
-    """(N + 1, D): the sinusoids of all distances."""
     unfilled: Tensor | None
     """bool (B, c + m), True where a row has nothing; None if all have all."""
+    positions: Tensor
+    """(N + 1, D): the sinusoids of all distances."""
 
 
 class Compressed(NamedTuple):
@@ -106,6 +117,21 @@ class Compressed(NamedTuple):
     """(B, Y, G, D), with the graph of the compression."""
     groups: Tensor
     """int64 (B,): how many of the G are real."""
+
+
+class CompressiveTransformerCache(NamedTuple):
+    """A segment while it is decoded."""
+
+    memory: Tensor
+    """The state before the segment."""
+    length: Tensor
+    compressed: Tensor
+    compressed_filled: Tensor
+    keys: Tensor
+    """(B, Y, H, C + M + L + 1, D/H): of the compressed and the memory, made once, and of the segment so far."""
+    values: Tensor
+    inputs: Tensor
+    """(B, Y, L + 1, D): what the layers will remember."""
 
 
 class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
@@ -146,8 +172,9 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
         state = self._begin(segment, state)
         if not self.config.memory_length and not self.config.compressed_length:
             return state
-        context = self._context(segment, state)
-        return self._remember(segment, state, context, self._run(segment, context, self.config.num_layers - 1))[0]
+        context = self._context(state, segment.target.shape[1])
+        inputs = self._run(segment, context, self.config.num_layers - 1)
+        return self._remember(state, context, inputs, segment.target != IGNORE)[0]
 
     def initial_state(self, batch_size: int) -> CompressiveTransformerState:
         """Nothing remembered."""
@@ -168,14 +195,35 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
             compressed = (batch_size, config.num_layers, config.compressed_length, config.d_model)
             check_state(state, memory=memory, length=(batch_size,), compressed=compressed, compressed_filled=(batch_size,))
 
+    def begin(self, source: Tensor, state: CompressiveTransformerState) -> Cache:
+        """Keys and values of what is remembered, and room for the segment's (see `nn.past`)."""
+        num_slots, length = self.config.compressed_length + self.config.memory_length, self.config.segment_length
+        state = self._begin(Segment(source, source.new_zeros(len(source), 1)), state)
+        rows = begin_rows(self.layers, torch.cat(self._filled(state)[:2], dim=2), num_slots, length)
+        positions = begin_positions(self.layers, num_slots + length, self.norm.weight)
+        return Cache(CompressiveTransformerCache(*(member.clone() for member in state), *rows), (positions,))
+
+    def extend(self, cache: Cache, inputs: Tensor, places: Places) -> Tensor:
+        """Read inputs (B, N) of the target: (B, N, D), from which what follows each is predicted."""
+        compressed, memory, unfilled = self._filled(CompressiveTransformerState(*cache.rows[:4]))
+        num_filled = compressed.shape[2] + memory.shape[2]
+        return self.norm(extend_layers(self.layers, cache, self.embedding(inputs), places, num_filled, unfilled))
+
+    def finish(self, cache: Cache) -> CompressiveTransformerState:
+        """The state after the segment, all of whose inputs were read."""
+        rows, length = cache.rows, self.config.segment_length
+        state, inputs = CompressiveTransformerState(*rows[:4]), list(rows.inputs[:, :, :length].unbind(1))
+        real = torch.ones(len(rows.inputs), length, dtype=torch.bool, device=rows.inputs.device)
+        return self._remember(state, self._context(state, length), inputs, real)[0]
+
     def _hidden(
         self, segment: Segment, state: CompressiveTransformerState
     ) -> tuple[Tensor, CompressiveTransformerState, Tensor | None]:
         """What the target is predicted from, (B, T, D), the state after the real inputs, and the compression's loss."""
         state = self._begin(segment, state)
-        context = self._context(segment, state)
+        context = self._context(state, segment.target.shape[1])
         hidden = self._run(segment, context)
-        state, compressed = self._remember(segment, state, context, hidden[:-1])
+        state, compressed = self._remember(state, context, hidden[:-1], segment.target != IGNORE)
         auxiliary = None
         if self._is_trained and torch.is_grad_enabled():
             auxiliary = self._reconstruction(segment, hidden[:-1], compressed)
@@ -188,17 +236,22 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
             members = [m.masked_fill(segment.reset.view(-1, *[1] * (m.dim() - 1)), 0) for m in members]
         return CompressiveTransformerState(*members)
 
-    def _context(self, segment: Segment, state: CompressiveTransformerState) -> Context:
+    def _context(self, state: CompressiveTransformerState, length: int) -> Context:
+        compressed, memory, unfilled = self._filled(state)
+        positions = sinusoids(compressed.shape[2] + memory.shape[2] + length, self.norm.weight)
+        return Context(compressed, memory, unfilled, positions)
+
+    def _filled(self, state: CompressiveTransformerState) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What is remembered without the slots that no row has filled, as in `Context`."""
         num_compressed = int(state.compressed_filled.max())
         # with compressed memories behind it the memory keeps all its slots, so that their distance is every row's
         num_memories = self.config.memory_length if num_compressed else int(state.length.max())
         empty = torch.cat(
             [unfilled_slots(state.compressed_filled, num_compressed), unfilled_slots(state.length, num_memories)], dim=1
         )
-        return Context(
+        return (
             state.compressed[:, :, self.config.compressed_length - num_compressed :],
             state.memory[:, :, self.config.memory_length - num_memories :],
-            sinusoids(num_compressed + num_memories + segment.target.shape[1], self.norm.weight),
             empty if empty.any() else None,
         )
 
@@ -211,17 +264,20 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
         return hidden
 
     def _remember(
-        self, segment: Segment, state: CompressiveTransformerState, context: Context, inputs: list[Tensor]
+        self, state: CompressiveTransformerState, context: Context, inputs: list[Tensor], real: Tensor
     ) -> tuple[CompressiveTransformerState, Compressed | None]:
-        """The state after each row's real tokens, and what was compressed for it; inputs of all layers, each (B, T, D)."""
+        """The state after each row's real tokens (bool (B, T)), and what was compressed for it.
+
+        Inputs of all layers, each (B, T, D).
+        """
         config, (memory, length, slots, filled) = self.config, state
-        count = (segment.target != IGNORE).sum(1)
+        count = real.sum(1)
         new = torch.stack(inputs, dim=1).detach()
         ratio = config.compression_ratio if config.compressed_length else 1  # what nobody keeps need not leave in groups
         groups = ((length + count - config.memory_length).clamp(min=0) + ratio - 1) // ratio
         compressed = None
         if config.compressed_length and groups.any():
-            compressed = self._compress(segment, state, context, inputs, groups)
+            compressed = self._compress(state, context, inputs, real, groups)
             slots = push(slots, compressed.new.detach().to(slots.dtype), groups)
         state = CompressiveTransformerState(
             push(memory, new, count),
@@ -232,7 +288,7 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
         return state, compressed
 
     def _compress(
-        self, segment: Segment, state: CompressiveTransformerState, context: Context, inputs: list[Tensor], groups: Tensor
+        self, state: CompressiveTransformerState, context: Context, inputs: list[Tensor], real: Tensor, groups: Tensor
     ) -> Compressed:
         ratio, queue, length = self.config.compression_ratio, state.memory, state.length
         if bool((length < ratio * groups).any()):  # some of the oldest are tokens of this very segment
@@ -243,15 +299,15 @@ class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
             return Compressed(old, self.compression(old), groups)
 
         num_slots = context.compressed.shape[2] + context.memory.shape[2]
-        usage = windows(self._usage(segment, context, inputs)[..., None], num_slots - length, num_old)
+        usage = windows(self._usage(context, inputs, real)[..., None], num_slots - length, num_old)
         return Compressed(old, most_attended(old, usage[..., 0], groups, ratio), groups)
 
-    def _usage(self, segment: Segment, context: Context, inputs: list[Tensor]) -> Tensor:
+    def _usage(self, context: Context, inputs: list[Tensor], real: Tensor) -> Tensor:
         """How much each key was attended to in each layer, (B, Y, N)."""
         usage = []
         for index, (layer, x) in enumerate(zip(self.layers, inputs, strict=True)):
             memories = [context.compressed[:, index], context.memory[:, index]]
-            attended = layer.usage(x, memories, context.positions, context.unfilled, segment.target != IGNORE)
+            attended = layer.usage(x, memories, context.positions, context.unfilled, real)
             usage.append(attended.detach())  # no_grad would leave autocast with cached weights that have no graph
         return torch.stack(usage, dim=1)
 

@@ -1,6 +1,6 @@
 """Baseline: an LSTM, whose state is a hidden and a cell vector a layer."""
 
-# Shape letters: B batch, Y layers, T target tokens, D width, U hidden units
+# Shape letters: B batch, Y layers, T target tokens, N new inputs, D width, U hidden units
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from memformer_torch.nn.past import Cache, Places
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -87,6 +88,25 @@ class LSTM(nn.Module, PyTorchModelHubMixin):
             shape = (segment.source.shape[0], self.config.num_layers, self.config.hidden_size)
             check_state(state, hidden=shape, cell=shape)
 
+    def begin(self, source: Tensor, state: LSTMState) -> Cache:
+        """A copy of the state, which the inputs change (see `nn.past`)."""
+        self.check(Segment(source, torch.full_like(source, IGNORE)), state)
+        return Cache(LSTMState(*(member.clone() for member in state)))
+
+    def extend(self, cache: Cache, inputs: Tensor, places: Places) -> Tensor:
+        """Read inputs (B, N): (B, N, D), from which what follows each is predicted."""
+        real = places.at < self.config.segment_length
+        if inputs.shape[1] == 1:
+            return self.out(self._step(inputs[:, 0], real, cache.rows))[:, None]
+        after, hidden = self._recur(inputs, real.sum(1).expand(len(inputs)), cache.rows)
+        for old, new in zip(cache.rows, after, strict=True):
+            old.copy_(new)
+        return self.out(hidden)
+
+    def finish(self, cache: Cache) -> LSTMState:
+        """The state after the segment."""
+        return LSTMState(*cache.rows)
+
     def _hidden(self, segment: Segment, state: LSTMState) -> tuple[Tensor, LSTMState]:
         """What the target is predicted from, (B, T, D), and the state after the inputs."""
         state, hidden = self._read(segment, state)
@@ -98,10 +118,12 @@ class LSTM(nn.Module, PyTorchModelHubMixin):
         if segment.reset is not None:
             reset = segment.reset[:, None, None]
             state = LSTMState(*(member.masked_fill(reset, 0) for member in state))
-        before = [member.transpose(0, 1).contiguous() for member in state]  # torch wants layers first
+        return self._recur(decoder_input(segment), (segment.target != IGNORE).sum(1), state)
 
-        x = self.dropout(self.embedding(decoder_input(segment)))
-        num_inputs = (segment.target != IGNORE).sum(1)
+    def _recur(self, inputs: Tensor, num_inputs: Tensor, state: LSTMState) -> tuple[LSTMState, Tensor]:
+        """The same from inputs (B, N), of which each sample's first `num_inputs` (B,) are real."""
+        before = [member.transpose(0, 1).contiguous() for member in state]  # torch wants layers first
+        x = self.dropout(self.embedding(inputs))
         with torch.autocast(x.device.type, enabled=False):  # what is carried on without end keeps its precision
             if num_inputs.min() == x.shape[1]:
                 hidden, after = self.lstm(x, before)
@@ -111,3 +133,16 @@ class LSTM(nn.Module, PyTorchModelHubMixin):
                 hidden, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
                 after = [torch.where((num_inputs > 0)[:, None], new, old) for new, old in zip(after, before, strict=True)]
         return LSTMState(*(member.transpose(0, 1) for member in after)), hidden
+
+    def _step(self, inputs: Tensor, real: Tensor, state: LSTMState) -> Tensor:
+        """Read one input (B,) into the state, in place, where it is real (B or 1, 1); the last layer's output (B, U).
+
+        `nn.LSTM` gives the same, but on a CPU lays out its weights at every call, which takes ten times as long as the step.
+        """
+        x = self.embedding(inputs)
+        with torch.autocast(x.device.type, enabled=False):
+            for hidden, cell, weights in zip(state.hidden.unbind(1), state.cell.unbind(1), self.lstm.all_weights, strict=True):
+                x, new_cell = torch.lstm_cell(x, (hidden, cell), *weights)
+                hidden.copy_(torch.where(real, x, hidden))
+                cell.copy_(torch.where(real, new_cell, cell))
+        return x

@@ -6,8 +6,9 @@ the target from the encoder's output.
 
 # Shape letters: B batch, S source tokens, C classification tokens, T target tokens, K slots, D width
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 from huggingface_hub import PyTorchModelHubMixin
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 from memformer_torch.nn.attention import CrossAttention, Rotary, SelfAttention
 from memformer_torch.nn.feed_forward import FeedForward
 from memformer_torch.nn.memory import Forgetting, MemoryWriter
+from memformer_torch.nn.past import Cache, Past, Places
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import PAD, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -90,6 +92,32 @@ class Encoded(NamedTuple):
     source_rotary: Rotary
 
 
+class Context(NamedTuple):
+    """What a decoder layer attends to beside the target: keys and values, each (B, H, ..., D/H)."""
+
+    source: tuple[Tensor, Tensor]
+    source_mask: Tensor | None
+    slots: tuple[Tensor, Tensor] | None
+
+
+class MemformerCache(NamedTuple):
+    """A segment while it is decoded, all layers' keys and values made once; Y decoder layers."""
+
+    memory: Tensor
+    """(B, K, D): already that after the segment, which the target does not change."""
+    source_keys: Tensor
+    """(B, Y, H, S, D/H)"""
+    source_values: Tensor
+    source_mask: Tensor
+    """bool (B, 1, 1, S)"""
+    slot_keys: Tensor
+    """(B, Y, H, K, D/H); without slots unless the decoder reads them."""
+    slot_values: Tensor
+    keys: Tensor
+    """(B, Y, H, L + 1, D/H): of the target so far."""
+    values: Tensor
+
+
 class EncoderLayer(nn.Module):
     def __init__(self, config: MemformerConfig) -> None:
         super().__init__()
@@ -118,12 +146,15 @@ class DecoderLayer(nn.Module):
         self.norm_feed_forward, self.feed_forward = nn.LayerNorm(d_model), FeedForward(d_model, config.d_ff)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, rotary: Rotary, encoded: Encoded, slots: Tensor | None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), rotary, causal=True))
-        key_value = self.source.project(encoded.source, encoded.source_rotary)
-        x = x + self.dropout(self.source(self.norm_source(x), key_value, rotary, encoded.source_mask))
-        if slots is not None:
-            x = x + self.dropout(self.read(self.norm_read(x), self.read.project(slots)))
+    def project(self, encoded: Encoded, slots: Tensor | None) -> Context:
+        read = None if slots is None else self.read.project(slots)
+        return Context(self.source.project(encoded.source, encoded.source_rotary), encoded.source_mask, read)
+
+    def forward(self, x: Tensor, rotary: Rotary, context: Context, past: Past | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), rotary, causal=True, past=past))
+        x = x + self.dropout(self.source(self.norm_source(x), context.source, rotary, context.source_mask))
+        if context.slots is not None:
+            x = x + self.dropout(self.read(self.norm_read(x), context.slots))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 
 
@@ -141,7 +172,8 @@ class Memformer(nn.Module, PyTorchModelHubMixin):
             self.forgetting = Forgetting(
                 config.num_slots, d_model, config.bias_length, add_bias=config.forgetting, normalize=config.memory_norm
             )
-        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        self.decoder = cast(Sequence[DecoderLayer], layers)
         self.norm_decoder = nn.LayerNorm(d_model)
         self.dropout = nn.Dropout(config.dropout)
 
@@ -171,6 +203,38 @@ class Memformer(nn.Module, PyTorchModelHubMixin):
         check_segment(segment, self.config.vocab_size, self.config.segment_length)
         if state is not None:
             check_state(state, memory=(segment.source.shape[0], self.config.num_slots, self.config.d_model))
+
+    def begin(self, source: Tensor, state: MemformerState) -> Cache:
+        """Encode and write: all of a segment but its target (see `nn.past`)."""
+        config, batch_size = self.config, len(source)
+        state, encoded = self._encode_and_write(Segment(source, source.new_zeros(batch_size, 1)), state)
+        contexts = [layer.project(encoded, self._decoder_slots(state)) for layer in self.decoder]
+        source_keys, source_values = (torch.stack(part, dim=1) for part in zip(*(c.source for c in contexts), strict=True))
+        d_head = config.d_model // config.num_heads
+        slots = [c.slots or 2 * [source_keys.new_empty(batch_size, config.num_heads, 0, d_head)] for c in contexts]
+        slot_keys, slot_values = (torch.stack(part, dim=1) for part in zip(*slots, strict=True))
+        mask = encoded.source_mask
+        if mask is None:
+            mask = torch.ones_like(source, dtype=torch.bool)[:, None, None]
+        size = (batch_size, len(self.decoder), config.num_heads, config.segment_length + 1, d_head)
+        keys, values = source_keys.new_zeros(size), source_keys.new_zeros(size)
+        memory = state.memory
+        return Cache(MemformerCache(memory, source_keys, source_values, mask, slot_keys, slot_values, keys, values))
+
+    def extend(self, cache: Cache, inputs: Tensor, places: Places) -> Tensor:
+        """Read inputs (B, N) of the target: (B, N, D), from which what follows each is predicted."""
+        rows, mask, rotary = cache.rows, places.mask(), self._rotary(places.at)
+        source_mask = None if rows.source_mask.all() else rows.source_mask
+        x = self.embedding(inputs)
+        for index, layer in enumerate(self.decoder):
+            slots = (rows.slot_keys[:, index], rows.slot_values[:, index]) if rows.slot_keys.shape[3] else None
+            context = Context((rows.source_keys[:, index], rows.source_values[:, index]), source_mask, slots)
+            x = layer(x, rotary, context, Past(rows.keys[:, index], rows.values[:, index], places, mask))
+        return self.norm_decoder(x)
+
+    def finish(self, cache: Cache) -> MemformerState:
+        """The state after the segment."""
+        return MemformerState(cache.rows.memory)
 
     def _hidden(self, segment: Segment, state: MemformerState) -> tuple[Tensor, MemformerState]:
         """What the target is predicted from, (B, T, D), and the state after the source."""
@@ -215,11 +279,15 @@ class Memformer(nn.Module, PyTorchModelHubMixin):
     def _decode(self, segment: Segment, encoded: Encoded, state: MemformerState) -> Tensor:
         """Read the target, (B, T, D), with the encoder's output (section 3.1)."""
         rotary = self._rotary(torch.arange(segment.target.shape[1], device=segment.target.device)[None])
-        slots = state.memory * self.config.d_model**0.5 if self.config.decoder_reads == "encoder+memory" else None
+        slots = self._decoder_slots(state)
         x = self.dropout(self.embedding(decoder_input(segment)))
         for layer in self.decoder:
-            x = layer(x, rotary, encoded, slots)
+            x = layer(x, rotary, layer.project(encoded, slots))
         return self.norm_decoder(x)
+
+    def _decoder_slots(self, state: MemformerState) -> Tensor | None:
+        """The newly written slots, where the decoder reads them."""
+        return state.memory * self.config.d_model**0.5 if self.config.decoder_reads == "encoder+memory" else None
 
     def _rotary(self, positions: Tensor) -> Rotary:
         return Rotary.at(positions, self.config.d_model // self.config.num_heads, self.cls_tokens.dtype)

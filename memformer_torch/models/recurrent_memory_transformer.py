@@ -5,7 +5,7 @@ Memory vectors stand before the segment, where its tokens read them, and again b
     [memory; inputs; memory]  ->  [...; hidden of the inputs; the next memory]
 """
 
-# Shape letters: B batch, T target tokens, M memory tokens, L = M + T + M, D width, H heads
+# Shape letters: B batch, Y layers, T target tokens, N new inputs, M memory tokens, L = M + T + M, D width, H heads
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
-from memformer_torch.nn.block import stack_blocks
+from memformer_torch.nn.block import extend_blocks, stack_blocks
+from memformer_torch.nn.past import Cache, Places
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -49,6 +50,16 @@ class RecurrentMemoryTransformerConfig(VocabularyConfig):
 class RecurrentMemoryTransformerState(NamedTuple):
     memory: Tensor
     """(B, M, D)."""
+
+
+class RecurrentMemoryTransformerCache(NamedTuple):
+    """A segment while it is decoded, L for T = `segment_length`."""
+
+    memory: Tensor
+    """(B, M, D): that before the segment."""
+    keys: Tensor
+    """(B, Y, H, L, D/H): the memory read, the inputs, the memory written, whose first place is padding's until then."""
+    values: Tensor
 
 
 class _Last(NamedTuple):
@@ -103,6 +114,34 @@ class RecurrentMemoryTransformer(nn.Module, PyTorchModelHubMixin):
         if state is not None:
             check_state(state, memory=(segment.source.shape[0], self.config.num_memory_tokens, self.config.d_model))
 
+    def begin(self, source: Tensor, state: RecurrentMemoryTransformerState) -> Cache:
+        """Read the memory (see `nn.past`)."""
+        self.check(Segment(source, torch.full_like(source, IGNORE)), state)
+        config, memory = self.config, state.memory.clone()
+        length = config.segment_length + 2 * config.num_memory_tokens
+        size = (len(memory), config.num_layers, config.num_heads, length, config.d_model // config.num_heads)
+        rows = RecurrentMemoryTransformerCache(memory, memory.new_zeros(size), memory.new_zeros(size))
+        self._extend(rows, memory, self._memory_places(0))
+        return Cache(rows)
+
+    def extend(self, cache: Cache, inputs: Tensor, places: Places) -> Tensor:
+        """Read inputs (B, N): (B, N, D), from which what follows each is predicted."""
+        places = places.behind(self.config.num_memory_tokens)
+        return self.norm(self._extend(cache.rows, self.embedding(inputs), places, places.mask()))
+
+    def finish(self, cache: Cache) -> RecurrentMemoryTransformerState:
+        """Write the memory: the state after the segment."""
+        places = self._memory_places(self.config.num_memory_tokens + self.config.segment_length)
+        return RecurrentMemoryTransformerState(self.norm_memory(self._extend(cache.rows, cache.rows.memory, places)))
+
+    def _extend(self, rows: RecurrentMemoryTransformerCache, x: Tensor, places: Places, mask: Tensor | None = None) -> Tensor:
+        rotary = self._rotary_at(places.at - self.config.num_memory_tokens)  # places count from the first memory token
+        return extend_blocks(self.blocks, x, rows.keys, rows.values, rotary, places, mask)
+
+    def _memory_places(self, start: int) -> Places:
+        end = start + self.config.num_memory_tokens
+        return Places(torch.arange(start, end, device=self.initial_memory.device)[None], end)
+
     def _hidden(
         self, segment: Segment, state: RecurrentMemoryTransformerState
     ) -> tuple[Tensor, RecurrentMemoryTransformerState]:
@@ -139,7 +178,9 @@ class RecurrentMemoryTransformer(nn.Module, PyTorchModelHubMixin):
         """Read at -M..-1, inputs at 0..T-1, write from `segment_length` on: a shorter or padded segment moves nothing."""
         device, num_memory = self.initial_memory.device, self.config.num_memory_tokens
         write = torch.arange(num_memory, device=device) + self.config.segment_length
-        positions = torch.cat([torch.arange(-num_memory, num_inputs, device=device), write])[None]
+        return self._rotary_at(torch.cat([torch.arange(-num_memory, num_inputs, device=device), write])[None])
+
+    def _rotary_at(self, positions: Tensor) -> Rotary:
         return Rotary.at(positions, self.config.d_model // self.config.num_heads, self.initial_memory.dtype)
 
     def _mask(self, real: Tensor) -> Tensor:

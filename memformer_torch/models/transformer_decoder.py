@@ -3,7 +3,7 @@
 The state is the cache of all keys and values, so it grows with the sequence; segment by segment gives what one pass gives.
 """
 
-# Shape letters: B batch, Y layers, H heads, N tokens read so far, T target tokens, D width
+# Shape letters: B batch, Y layers, H heads, N tokens read so far, T target tokens, L segment length, D width
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
-from memformer_torch.nn.block import stack_blocks
+from memformer_torch.nn.block import extend_blocks, stack_blocks
+from memformer_torch.nn.past import Cache, Places
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -51,6 +52,16 @@ class TransformerDecoderState(NamedTuple):
     """(B, Y, H, N, D/H)."""
     length: Tensor
     """int64 (B,): tokens that a sample has read; N is the largest."""
+
+
+class TransformerDecoderCache(NamedTuple):
+    """A state with room for a segment."""
+
+    keys: Tensor
+    """(B, Y, H, N + L + 1, D/H): a sample's segment begins at its `length`."""
+    values: Tensor
+    length: Tensor
+    """int64 (B,): tokens that a sample had read before the segment."""
 
 
 class _Last(NamedTuple):
@@ -110,6 +121,32 @@ class TransformerDecoder(nn.Module, PyTorchModelHubMixin):
                 f"a document reaches {longest} tokens, but max_length is {self.config.max_length}: "
                 "reset at or before that length, or raise max_length"
             )
+
+    def begin(self, source: Tensor, state: TransformerDecoderState) -> Cache:
+        """Make room for a segment (see `nn.past`); whoever extends it sees to it that its inputs keep to `max_length`."""
+        self.check(Segment(source, torch.full_like(source, IGNORE)), state)
+        room = (0, 0, 0, self.config.segment_length + 1)
+        return Cache(TransformerDecoderCache(F.pad(state.keys, room), F.pad(state.values, room), state.length.clone()))
+
+    def extend(self, cache: Cache, inputs: Tensor, places: Places) -> Tensor:
+        """Read inputs (B, N): (B, N, D), from which what follows each is predicted."""
+        keys, values, length = cache.rows
+        shortest, longest = torch.stack([length.min(), length.max()]).tolist()
+        before = length[:1] if shortest == longest else length  # places that are the same for all samples stay so
+        places = Places(before[:, None] + places.at, longest + places.end)
+        rotary = Rotary.at(places.at, keys.shape[-1], self.norm.weight.dtype)
+        return self.norm(extend_blocks(self.blocks, self.embedding(inputs), keys, values, rotary, places, places.mask()))
+
+    def finish(self, cache: Cache) -> TransformerDecoderState:
+        """The state after the segment."""
+        keys, values, length = cache.rows
+        length = length + self.config.segment_length
+        column = torch.arange(int(length.max()), device=length.device)
+        keys, values = keys[..., : len(column), :], values[..., : len(column), :]
+        unread = (column >= length[:, None])[:, None, None, :, None]
+        if unread.any():  # where padding may have stood
+            keys, values = keys.masked_fill(unread, 0), values.masked_fill(unread, 0)
+        return TransformerDecoderState(keys, values, length)
 
     def _hidden(self, segment: Segment, state: TransformerDecoderState) -> tuple[Tensor, TransformerDecoderState]:
         """What the target is predicted from, (B, T, D), and the state after the inputs."""

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from memformer_torch.nn.past import Past
+
 
 class Rotary(NamedTuple):
     """Rotation by position: cosines and sines, (1 or B, 1, L, D/H/2)."""
@@ -49,10 +51,14 @@ class SelfAttention(nn.Module):
         self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
-    def forward(self, x: Tensor, rotary: Rotary, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-        """x (B, L, D); mask bool (B, 1, 1, L), True where a key may be seen."""
+    def forward(
+        self, x: Tensor, rotary: Rotary, mask: Tensor | None = None, causal: bool = False, past: Past | None = None
+    ) -> Tensor:
+        """x (B, L, D); mask bool (B, 1, 1, L), True where a key may be seen; `past` goes before, and takes x in."""
         query, key, value = (split_heads(part, self.num_heads) for part in self.query_key_value(x).chunk(3, dim=-1))
         query, key = rotary.rotate(query), rotary.rotate(key)
+        if past is not None:
+            (key, value), mask, causal = past.append(key, value), past.mask, False
         hidden = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
         return self.out(merge_heads(hidden))
 

@@ -1,6 +1,6 @@
 """The block of a decoder-only Transformer."""
 
-# Shape letters: B batch, L queries, N keys, D width, H heads
+# Shape letters: B batch, Y blocks, L queries, N keys, D width, H heads
 
 from collections.abc import Sequence
 from typing import cast
@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary, merge_heads, split_heads
 from memformer_torch.nn.feed_forward import FeedForward
+from memformer_torch.nn.past import Past, Places
 
 
 class Block(nn.Module):
@@ -46,3 +47,19 @@ class Block(nn.Module):
 def stack_blocks(num_layers: int, d_model: int, num_heads: int, d_ff: int, dropout: float) -> Sequence[Block]:
     """A `ModuleList` of blocks, typed as what is in it."""
     return cast(Sequence[Block], nn.ModuleList(Block(d_model, num_heads, d_ff, dropout) for _ in range(num_layers)))
+
+
+def extend_blocks(
+    blocks: Sequence[Block],
+    x: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    rotary: Rotary,
+    places: Places,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """Read new tokens x (B, L, D) through all blocks, into keys and values (B, Y, H, N, D/H) at their places."""
+    for layer, block in enumerate(blocks):
+        past = Past(keys[:, layer], values[:, layer], places, mask)
+        x = block(x, past.append(*block.project(x, rotary)), rotary, mask)
+    return x
