@@ -20,6 +20,12 @@ differentiated.
 Dropout: `mrbp`'s first pass skips the decoder, and so draws fewer random numbers than `bptt`. Therefore each method takes
 one number from the generator and seeds every segment from it: all give the same masks and leave the generator alike.
 
+A window that slides by fewer segments than it holds passes `memories`, a list that the method fills with the detached states
+before every segment and the one after the last. After `del memories[:stride]` it is what is known of the next window, whose
+`state` is then `memories[0]`: `mrbp` begins its first pass behind the last one known (Algorithm 1). These are of the weights
+and masks of the rollout before: if neither has changed, the result is exact, else not. `bptt` and `checkpointed` differentiate
+all segments as one graph, which a known state would cut: they compute all states again, and only fill the list.
+
 Processes that share a batch pass `ranks`: the loss is then divided by the tokens of all, and gradients are averaged once, in
 the last backward, whatever the method and the number of segments. See `distributed`.
 """
@@ -54,48 +60,69 @@ class Ranks(NamedTuple):
 
 
 def bptt(
-    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
+    model: Any,
+    segments: Sequence[Segment],
+    state: Any,
+    *,
+    backward: Backward | None = None,
+    ranks: Ranks | None = None,
+    memories: list[Any] | None = None,
 ) -> tuple[Tensor, Any]:
     """Back-propagation through time: one graph over all segments, one backward."""
-    rollout = _Rollout.begin(model, segments, state, backward, ranks)
-    return _one_graph(rollout, state, rollout.step)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks, memories)
+    return _one_graph(rollout, state, rollout.step, memories)
 
 
 def checkpointed(
-    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
+    model: Any,
+    segments: Sequence[Segment],
+    state: Any,
+    *,
+    backward: Backward | None = None,
+    ranks: Ranks | None = None,
+    memories: list[Any] | None = None,
 ) -> tuple[Tensor, Any]:
     """Back-propagation through time with torch's gradient checkpointing of each segment."""
-    rollout = _Rollout.begin(model, segments, state, backward, ranks)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks, memories)
 
     def step(index: int, state: Any) -> _Step:  # the seed is set inside: nothing of the generator need be kept
         return checkpoint(rollout.step, index, state, use_reentrant=False, preserve_rng_state=False)
 
-    return _one_graph(rollout, state, step)
+    return _one_graph(rollout, state, step, memories)
 
 
 def mrbp(
-    model: Any, segments: Sequence[Segment], state: Any, *, backward: Backward | None = None, ranks: Ranks | None = None
+    model: Any,
+    segments: Sequence[Segment],
+    state: Any,
+    *,
+    backward: Backward | None = None,
+    ranks: Ranks | None = None,
+    memories: list[Any] | None = None,
 ) -> tuple[Tensor, Any]:
     """Memory replay back-propagation (Algorithm 1), exact: the gradients of `bptt` with one segment's graph at a time."""
-    rollout = _Rollout.begin(model, segments, state, backward, ranks)
+    rollout = _Rollout.begin(model, segments, state, backward, ranks, memories)
 
-    replay_buffer = [state]
+    replay_buffer = [state, *(memories or [])[1:]]
     with torch.no_grad():
-        for index in range(len(segments) - 1):
+        for index in range(len(replay_buffer) - 1, len(segments) - 1):
             replay_buffer.append(rollout.advance(index, replay_buffer[-1]))
 
-    total, final, gradients = torch.zeros((), device=segments[0].source.device), None, None
+    total, gradients = torch.zeros((), device=segments[0].source.device), None
+    after: list[Any] = []  # the last state, and if asked for those before it: newer than a known one, at no cost
     for index in reversed(range(len(segments))):
         known = replay_buffer.pop()
         if index > 0:  # the first keeps its graph: a state that came in requiring gradient receives it
             known = _map_state(known, lambda member: member.detach().requires_grad_(member.is_floating_point()))
         step = rollout.step(index, known)
-        if final is None:
-            final = _map_state(step.state, Tensor.detach)
+        if not after or memories is not None:
+            after.append(_map_state(step.state, Tensor.detach))
         total = total + step.loss.detach()
         _run_backward(rollout.last_backward if index == 0 else backward, step.objective, step.state, gradients)
         gradients = [member.grad for member in known] if index > 0 else None
-    return rollout.mean(total), final
+    if memories is not None:
+        memories[:] = [_map_state(state, Tensor.detach), *reversed(after)]
+    return rollout.mean(total), after[0]
 
 
 class _Step(NamedTuple):
@@ -119,14 +146,27 @@ class _Rollout(NamedTuple):
 
     @classmethod
     def begin(
-        cls, model: Any, segments: Sequence[Segment], state: Any, backward: Backward | None, ranks: Ranks | None
+        cls,
+        model: Any,
+        segments: Sequence[Segment],
+        state: Any,
+        backward: Backward | None,
+        ranks: Ranks | None,
+        memories: list[Any] | None,
     ) -> "_Rollout":
         """Check everything first, so that an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
+        if memories and memories[0] is not state:
+            raise ValueError("memories[0] must be the state itself: pass state=memories[0], or an empty list")
+        known = memories or [state]
+        if len(known) > len(segments):
+            raise ValueError(
+                f"memories has {len(known)} states for {len(segments)} segments: drop the oldest by del memories[:stride]"
+            )
         if hasattr(model, "check"):
             for index, segment in enumerate(segments):
-                model.check(segment, state if index == 0 else None)
+                model.check(segment, known[index] if index < len(known) else None)
         mean = ranks.mean if ranks else lambda scalar: scalar
         num_tokens = mean(torch.stack([count_tokens(segment.target) for segment in segments]).sum())
         if num_tokens == 0:
@@ -150,13 +190,19 @@ class _Rollout(NamedTuple):
             return self.model(segment, state).state
 
 
-def _one_graph(rollout: _Rollout, state: Any, step: Callable[[int, Any], _Step]) -> tuple[Tensor, Any]:
-    losses, objectives = [], []
+def _one_graph(
+    rollout: _Rollout, state: Any, step: Callable[[int, Any], _Step], memories: list[Any] | None
+) -> tuple[Tensor, Any]:
+    losses, objectives, filled = [], [], [_map_state(state, Tensor.detach)]
     for index in range(len(rollout.segments)):
         loss, objective, state = step(index, state)
         losses.append(loss.detach())
         objectives.append(objective)
+        if memories is not None:
+            filled.append(_map_state(state, Tensor.detach))
     _run_backward(rollout.last_backward, torch.stack(objectives).sum(), (), None)
+    if memories is not None:
+        memories[:] = filled
     return rollout.mean(torch.stack(losses).sum()), _map_state(state, Tensor.detach)
 
 

@@ -2,6 +2,7 @@
 
     RUN/config.yaml              what was asked for
     RUN/metrics.jsonl            what was logged, a line an update
+    RUN/samples/, tensorboard/   where asked for: what the model made of beginnings; what was logged, for TensorBoard
     RUN/checkpoints/00000200/    weights.safetensors, training.safetensors, training.json
     RUN/last.json, RUN/best.json which checkpoint is the newest, and which the best; replaced in one step
 
@@ -115,14 +116,26 @@ def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
-def pack_state(states: list[State]) -> dict[str, Tensor]:
-    """The carried state of all lanes, from each rank's."""
-    return {f"state.{index}": _join(members) for index, members in enumerate(zip(*states, strict=True))}
+def pack_memories(ranks: list[list[State]]) -> dict[str, Tensor]:
+    """The carried states of all lanes, from each rank's: the state itself, then those that are known of later segments."""
+    packed: dict[str, Tensor] = {}
+    for number, states in enumerate(zip(*ranks, strict=True)):
+        members = zip(*states, strict=True)
+        packed |= {f"{_memory_name(number)}.{index}": _join(member) for index, member in enumerate(members)}
+    return packed
 
 
-def unpack_state(like: Any, tensors: dict[str, Tensor], lanes: slice) -> Any:
-    """The carried state of some lanes, in the type of one of the model's own."""
-    return type(like)(*(tensors[f"state.{index}"][lanes].to(member.device) for index, member in enumerate(like)))
+def unpack_memories(like: Any, tensors: dict[str, Tensor], lanes: slice) -> list[Any]:
+    """The carried states of some lanes, in the type of one of the model's own."""
+    found: list[Any] = []
+    while f"{(name := _memory_name(len(found)))}.0" in tensors:
+        members = (tensors[f"{name}.{index}"][lanes].to(member.device) for index, member in enumerate(like))
+        found.append(type(like)(*members))
+    return found
+
+
+def _memory_name(number: int) -> str:
+    return f"memory.{number}" if number else "state"
 
 
 def _join(members: tuple[Tensor, ...]) -> Tensor:

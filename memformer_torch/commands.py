@@ -15,8 +15,9 @@ from rich.table import Table
 from memformer_torch.analysis import pictures
 from memformer_torch.distributed import World
 from memformer_torch.evaluate import Evaluation
+from memformer_torch.metrics import read_metrics
 from memformer_torch.runs import build_corpus, choose_device, new_run, open_run
-from memformer_torch.train import TrainConfig, Trainer, Watcher, read_metrics
+from memformer_torch.train import TrainConfig, Trainer, Watcher
 
 
 def train(
@@ -66,12 +67,20 @@ def _fit(trainer: Trainer, console: Console) -> None:
         def on_evaluation(update: int, evaluation: Evaluation) -> None:
             console.print(f"update {update:>6,}: valid loss {evaluation.loss:.4f}, perplexity {evaluation.perplexity:.3f}")
 
-        trainer.fit(Watcher(on_update, on_evaluation, lambda: bool(asked)))
+        def on_sample(update: int, message: str) -> None:
+            if message:
+                printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in message)  # bytes may be any
+                console.print(f"update {update:>6,}: {printable}", markup=False, highlight=False)
+
+        trainer.fit(Watcher(on_update, on_evaluation, lambda: bool(asked), on_sample))
     if trainer.update < trainer.config.updates:
         console.print(f"Stopped after update {trainer.update:,}. To go on: memformer train --resume {trainer.run}")
         raise SystemExit(128 + (asked or [signal.SIGTERM])[0])  # another process may have been asked
     if trainer.world.rank == 0:
-        pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
+        try:
+            pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
+        except ImportError as error:  # the run is whole without
+            console.print(f"The loss is not drawn: {error}", markup=False)
     console.print(f"Done. memformer evaluate {trainer.run} --split test")
 
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 import yaml
 
+from memformer_torch.analysis.pictures import image_rows
 from memformer_torch.checkpoint import find_checkpoint, load_facts, load_weights, write_durably
 from memformer_torch.data import Corpus, load_corpus, progress_bar
 from memformer_torch.distributed import World
+from memformer_torch.metrics import summary_writer
 from memformer_torch.models import MODELS
 from memformer_torch.train import TrainConfig, Trainer
 
@@ -21,12 +23,9 @@ def build_model(settings: dict[str, Any], vocab_size: int) -> Any:
     settings = dict(settings)
     name = settings.pop("name", "memformer")
     if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}{_nearest(name, MODELS)}: choose one of {', '.join(MODELS)}")
+        raise ValueError(f"there is no model {name!r}{nearest(name, MODELS)}: choose one of {', '.join(MODELS)}")
     config_class, model_class = MODELS[name]
-    known = [field.name for field in fields(config_class)]
-    for key in settings:
-        if key not in known:
-            raise ValueError(f"{name} has no setting {key!r}{_nearest(key, known)}: it has {', '.join(known)}")
+    _check_keys(name, settings, config_class)
     if settings.setdefault("vocab_size", vocab_size) != vocab_size:
         raise ValueError(f"model.vocab_size is {settings['vocab_size']}, but the data has {vocab_size} tokens: leave it out")
     return model_class(config_class(**settings))
@@ -53,6 +52,8 @@ def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: Train
     first = World.join(choose_device(device)).rank == 0
     if first and run.exists() and any(run.iterdir()):
         raise ValueError(f"{run} is there already: choose another --out, or go on with it by --resume {run}")
+    if train.tensorboard:
+        summary_writer()
     trainer = _build(run, model, data, train, device)
     if not first:
         return trainer
@@ -65,6 +66,7 @@ def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: Train
 def open_run(run: Path, device: str = "auto", which: str | None = None) -> Trainer:
     """A run from its folder: at its last checkpoint, to be resumed, or with the weights of the `best` or `last` alone."""
     config = read_config(run)
+    _check_keys("train", config["train"], TrainConfig)
     trainer = _build(run, config["model"], config["data"], TrainConfig(**config["train"]), device)
     if which is None:
         trainer.resume()
@@ -90,12 +92,20 @@ def _build(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainC
     world = World.join(choose_device(device))
     corpus = build_corpus(data, quiet=world.rank > 0)
     torch.manual_seed(train.seed)
-    trainer = Trainer(run, build_model(model, corpus.vocab_size), corpus, train, world)
+    trainer = Trainer(run, build_model(model, corpus.vocab_size), corpus, train, world, image_rows)
     if world.rank > 0:
         torch.manual_seed(train.seed + world.rank)  # the weights of all ranks are the same, their dropout is not
     return trainer
 
 
-def _nearest(word: str, known: Any) -> str:
+def _check_keys(owner: str, settings: dict[str, Any], config_class: Any) -> None:
+    known = [field.name for field in fields(config_class)]
+    for key in settings:
+        if key not in known:
+            raise ValueError(f"{owner} has no setting {key!r}{nearest(key, known)}: it has {', '.join(known)}")
+
+
+def nearest(word: str, known: Any) -> str:
+    """A question after a word that is not known, if one of those that are is like it."""
     close = difflib.get_close_matches(word, list(known), 1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -1,9 +1,8 @@
 """Training: rollouts from a stream, gradients from one of three methods, and everything needed to go on after a stop."""
 
-import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -18,17 +17,19 @@ from memformer_torch.checkpoint import (
     load_facts,
     load_tensors,
     load_weights,
+    pack_memories,
     pack_optimizer,
-    pack_state,
     point_to,
     save_checkpoint,
+    unpack_memories,
     unpack_optimizer,
-    unpack_state,
-    write_durably,
 )
 from memformer_torch.data import Corpus, Stream
 from memformer_torch.distributed import World, share_model, unshard
 from memformer_torch.evaluate import Evaluation, evaluate
+from memformer_torch.metrics import Metrics, summary_writer
+from memformer_torch.samples import Draw, Sampler
+from memformer_torch.window import Window
 
 METHODS = {"bptt": bptt, "checkpointed": checkpointed, "mrbp": mrbp}
 
@@ -43,6 +44,9 @@ class TrainConfig:
     """Lanes: sequences side by side; processes share them equally."""
     horizon: int = 8
     """Segments in a rollout: how far gradients reach back."""
+    stride: int | None = None
+    """Segments by which the rollout moves on; None is the horizon. With fewer, each segment is in horizon / stride rollouts,
+    and mrbp takes memories of the rollout before instead of computing them again: its gradients are then not exact."""
     method: Literal["mrbp", "bptt", "checkpointed"] = "mrbp"
     """How gradients are computed; all give the same."""
     accumulate: int = 1
@@ -69,16 +73,22 @@ class TrainConfig:
     """Most tokens of an evaluation during training; None reads the whole split."""
     checkpoint_every: int = 200
     """Updates between checkpoints."""
+    sample_every: int | None = None
+    """Updates between samples in the run's folder: a text continued, or lower halves of images; None takes none."""
     log_every: int = 10
     """Updates between lines of metrics.jsonl."""
+    tensorboard: bool = False
+    """Write the numbers of metrics.jsonl for TensorBoard too."""
     seed: int = 0
     """Of weights, dropout and the order of documents."""
 
     def __post_init__(self) -> None:
         positive = ("updates", "batch_size", "horizon", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
-        for name in positive:
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} is {getattr(self, name)}, but must be at least 1")
+        for name in (*positive, "sample_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"train.{name} is {value}, but must be at least 1")
+        if self.stride is not None and not 1 <= self.stride <= self.horizon:
+            raise ValueError(f"train.stride is {self.stride}, but must be from 1 to train.horizon, {self.horizon}")
         if not self.learning_rate > 0 or not self.max_gradient_norm > 0 or self.weight_decay < 0 or self.warm_up < 0:
             raise ValueError("train.learning_rate and max_gradient_norm must be above 0, weight_decay and warm_up not below")
 
@@ -89,18 +99,22 @@ class Watcher(NamedTuple):
     on_update: Callable[[int, dict[str, Any]], None] = lambda update, line: None
     on_evaluation: Callable[[int, Evaluation], None] = lambda update, evaluation: None
     should_stop: Callable[[], bool] = lambda: False
+    on_sample: Callable[[int, str], None] = lambda update, message: None
 
 
 class Trainer:
     """The parts of a run, and its position; `fit` takes it to the end, `save` and `resume` over a stop."""
 
-    def __init__(self, run: Path, model: Any, corpus: Corpus, config: TrainConfig, world: World) -> None:
+    def __init__(self, run: Path, model: Any, corpus: Corpus, config: TrainConfig, world: World, draw: Draw) -> None:
         self.run, self.corpus, self.config, self.world, self.device = run, corpus, config, world, world.device
         self.model = model.to(self.device)
         self.ranks = share_model(model, config.strategy, world, find_unused=config.horizon == 1)
         self.optimizer = make_optimizer(model, config)
-        self.stream = self._stream("train", loop=True)
-        self.state: Any = None
+        self.window = Window(self._stream("train", loop=True), config.horizon, config.stride or config.horizon, self.device)
+        self.metrics = Metrics(run, config.tensorboard)
+        self.sampler = None
+        if config.sample_every is not None:
+            self.sampler = Sampler(run / "samples", corpus, draw, config.seed, getattr(model.config, "max_length", None))
         self.update, self.best, self.tokens = 0, math.inf, 0
 
     def fit(self, watcher: Watcher = Watcher()) -> None:  # noqa: B008  it holds nothing
@@ -124,12 +138,23 @@ class Trainer:
                 watcher.on_evaluation(self.update, evaluation)
                 better = evaluation.loss < self.best
                 self.best = min(self.best, evaluation.loss)
+            if config.sample_every is not None and self.update % config.sample_every == 0:
+                self._sample(watcher)
             if better or stop or self.update % config.checkpoint_every == 0 or self.update == config.updates:
                 self.save(better)
+        self.metrics.close()
 
     def evaluate(self, split: str, max_tokens: int | None = None, progress: Callable[[int], None] | None = None) -> Evaluation:
         with self._autocast():
             return evaluate(self.model, self._stream(split, loop=False), self.device, max_tokens, progress, self.world.sum)
+
+    def _sample(self, watcher: Watcher) -> None:
+        """All ranks take it, since each may have a shard of the weights alone, and the first writes."""
+        assert self.sampler is not None
+        with self._autocast():
+            ids = self.sampler.take(self.model)
+        if self.world.rank == 0:
+            watcher.on_sample(self.update, self.sampler.write(self.update, ids))
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bf16-mixed")
@@ -149,21 +174,22 @@ class Trainer:
         )
 
     def _step(self) -> tuple[Tensor, Tensor, int]:
-        """One update: mean loss, length of the gradient before clipping, tokens read."""
-        config, losses, tokens = self.config, [], 0
+        """One update: mean loss, length of the gradient before clipping, tokens read anew."""
+        config, window, losses, tokens = self.config, self.window, [], 0
         for group in self.optimizer.param_groups:
             group["lr"] = config.learning_rate * share_of_rate(self.update, config)
         for rollout in range(config.accumulate):
-            segments = [next(self.stream) for _ in range(config.horizon)]
-            tokens += sum(int((segment.target >= 0).sum()) for segment in segments)
-            segments = [segment.to(self.device) for segment in segments]
-            if self.state is None:
-                self.state = self.model.initial_state(len(segments[0].source))
+            tokens += window.fill()
+            if not window.memories:
+                window.memories.append(self.model.initial_state(len(window.segments[0].source)))
             ranks = self.ranks
             if ranks and rollout + 1 < config.accumulate:
                 ranks = ranks._replace(backward=None)  # gradients add up locally until the last
             with self._autocast():
-                loss, self.state = METHODS[config.method](self.model, segments, self.state, ranks=ranks)
+                loss, _ = METHODS[config.method](
+                    self.model, window.segments, window.memories[0], ranks=ranks, memories=window.memories
+                )
+            window.slide()
             losses.append(loss)
         parameters = [parameter for parameter in self.model.parameters() if parameter.grad is not None]
         if config.accumulate > 1:
@@ -179,18 +205,19 @@ class Trainer:
         random = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             random["device"] = torch.get_device_module(self.device).get_rng_state()
-        parts = self.world.gather((random, self.state))
+        parts = self.world.gather((random, self.window.memories))
         if self.world.rank == 0:
+            self.metrics.flush()
             self._write(weights, tensors, parts, best)
         self.world.wait()  # a process that ends takes the others with it
 
     def _write(self, weights: dict[str, Tensor], tensors: dict[str, Tensor], parts: list[Any], best: bool) -> None:
-        tensors |= pack_state([state for _, state in parts])
+        tensors |= pack_memories([memories for _, memories in parts])
         tensors |= {f"random.{rank}.{name}": value for rank, part in enumerate(parts) for name, value in part[0].items()}
         facts = {
             "best": self.best,
             "tokens": self.tokens,
-            "stream": self.stream.state_dict(),
+            "stream": self.window.position(),
             "corpus": self.corpus.fingerprint,
             "threads": torch.get_num_threads(),
             "processes": self.world.size,
@@ -202,9 +229,14 @@ class Trainer:
 
     def resume(self) -> None:
         """Go on from the last checkpoint, as if the run had never stopped; without one, from the start."""
-        if not (self.run / "last.json").exists():
-            (self.run / "metrics.jsonl").unlink(missing_ok=True)
-            return
+        if self.config.tensorboard:
+            summary_writer()
+        if (self.run / "last.json").exists():
+            self._load()
+        if self.world.rank == 0:
+            self.metrics.go_back(self.update)
+
+    def _load(self) -> None:
         folder = find_checkpoint(self.run)
         facts = load_facts(folder)
         if facts["corpus"] != self.corpus.fingerprint:
@@ -212,8 +244,8 @@ class Trainer:
         load_weights(self.model, folder)
         tensors = load_tensors(folder / "training.safetensors")
         unpack_optimizer(self.optimizer, tensors)
-        self.state = unpack_state(self.model.initial_state(1), tensors, self.world.lanes(self.config.batch_size))
-        self.stream.load_state_dict(facts["stream"])
+        memories = unpack_memories(self.model.initial_state(1), tensors, self.world.lanes(self.config.batch_size))
+        self.window.restore(facts["stream"], memories)
         self.update, self.best, self.tokens = facts["update"], facts["best"], facts["tokens"]
         rank, size = self.world.rank, self.world.size
         if facts["processes"] == size:
@@ -222,16 +254,10 @@ class Trainer:
                 torch.get_device_module(self.device).set_rng_state(tensors[f"random.{rank}.device"])
         else:
             torch.manual_seed(self.config.seed + rank + size * self.update)
-        if rank > 0:
-            return
-        lines = [line for line in read_metrics(self.run) if line["update"] <= self.update]
-        write_durably(self.run / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
     def _log(self, line: dict[str, Any]) -> None:
-        if self.world.rank > 0:
-            return
-        with (self.run / "metrics.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        if self.world.rank == 0:
+            self.metrics.add(line)
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -253,16 +279,3 @@ def share_of_rate(update: int, config: TrainConfig) -> float:
     if config.schedule == "linear":
         return 1 - done
     return 1.0 if config.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * done))
-
-
-def read_metrics(run: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl; a last one that was cut off is left out."""
-    path = run / "metrics.jsonl"
-    lines: Iterable[str] = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
-    found = []
-    for line in lines:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from memformer_torch.train import read_metrics
+from memformer_torch.metrics import read_metrics
 
 SETTINGS = """--data.name digits --model.name memformer --model.d_model 16 --model.num_heads 2 --model.d_ff 16
     --model.num_encoder_layers 1 --model.num_decoder_layers 1 --model.segment_length 8 --model.num_slots 2 --train.updates 400

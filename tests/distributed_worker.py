@@ -27,7 +27,8 @@ from tests.test_train import DATA, MODEL, QUICK, stop_after
 
 METHODS = {"mrbp": mrbp, "bptt": bptt, "checkpointed": checkpointed}
 STRATEGIES = ("ddp", "fsdp")
-RUNS = [("memformer", "ddp"), ("memformer", "fsdp"), ("decoder", "ddp")]  # a decoder's state grows, and unequally on ranks
+RUNS = [("memformer", "ddp"), ("memformer", "fsdp")]
+RUNS += [("decoder", "ddp"), ("sliding memformer", "ddp")]  # whose state grows, and unequally on ranks; with a stride
 LANES = 4
 buckets: list[int] = []
 
@@ -118,12 +119,14 @@ def gradients(world, folder):
 
 
 def model_settings(name, dropout=0.1):
+    name = name.removeprefix("sliding ")
     sizes = MODEL if name == "memformer" else CONFIGS[name] | {"max_length": 64}
     return {key: value for key, value in sizes.items() if key != "vocab_size"} | {"name": name, "dropout": dropout}
 
 
-def start(folder, name, strategy, dropout=0.0):
-    config = TrainConfig(**QUICK, accumulate=2, strategy=strategy)
+def start(folder, name, strategy, dropout=0.0, sample_every=None):
+    stride = 2 if name.startswith("sliding") else None
+    config = TrainConfig(**QUICK, accumulate=2, strategy=strategy, stride=stride, sample_every=sample_every)
     return new_run(folder, model_settings(name, dropout), DATA, config, "cpu")
 
 
@@ -131,7 +134,7 @@ def runs(world, folder):
     """What two processes make alone, with dropout, whole and in parts; what they leave to one, and what one left to them."""
     for name, strategy in RUNS:
         case = f"{name}-{strategy}"
-        start(folder / f"whole-{case}", name, strategy, dropout=0.1).fit()
+        start(folder / f"whole-{case}", name, strategy, dropout=0.1, sample_every=4).fit()
         start(folder / f"parts-{case}", name, strategy, dropout=0.1).fit(stop_after(3))
         open_run(folder / f"parts-{case}", "cpu").fit()
         start(folder / f"two-{case}", name, strategy).fit(stop_after(3))

@@ -246,25 +246,90 @@ def test_gradients_add_up():
             torch.testing.assert_close(parameter.grad, 2 * once.gradients[name])
 
 
+class Counted(Memformer):
+    def __init__(self, config):
+        super().__init__(config)
+        self.calls = []
+
+    def forward(self, segment, state):
+        self.calls.append("forward")
+        return super().forward(segment, state)
+
+    def advance(self, segment, state):
+        self.calls.append("advance")
+        return super().advance(segment, state)
+
+
 def test_one_backward_a_segment_and_advance_for_all_but_the_last():
-    calls = []
-
-    class Counted(Memformer):
-        def forward(self, segment, state):
-            calls.append("forward")
-            return super().forward(segment, state)
-
-        def advance(self, segment, state):
-            calls.append("advance")
-            return super().advance(segment, state)
+    model = Counted(tiny_memformer().config).double()
 
     def backward(tensors, gradients):
-        calls.append("backward")
+        model.calls.append("backward")
         torch.autograd.backward(tensors, gradients)
 
-    model = Counted(tiny_memformer().config).double()
     mrbp(model, rollout(3), model.initial_state(3), backward=backward)
-    assert calls == ["advance"] * 2 + ["forward", "backward"] * 3
+    assert model.calls == ["advance"] * 2 + ["forward", "backward"] * 3
+
+
+@pytest.mark.parametrize("stride", [1, 2, 3, 4])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_window_slides_over_memories_that_are_known(method, stride):
+    """With equal weights and no dropout exact, resets inside; `mrbp` advances over new segments alone."""
+    model, segments, horizon = Counted(tiny_memformer().config).double(), rollout(10), 4
+    states, memories = [model.initial_state(3)], [model.initial_state(3)]
+    with torch.no_grad():
+        for segment in segments:
+            states.append(model.advance(segment, states[-1]))
+    for start in range(0, len(segments) - horizon + 1, stride):
+        window = segments[start : start + horizon]
+        theirs = run(bptt, model, window, states[start])
+        model.calls.clear()
+        ours = run(METHODS[method], model, window, memories[0], memories=memories)
+        assert_same(ours, theirs, 1e-10)
+        if method == "mrbp":
+            assert model.calls.count("advance") == (horizon - 1 if start == 0 else stride - 1)
+        assert len(memories) == horizon + 1
+        for known, state in zip(memories, states[start : start + horizon + 1], strict=True):
+            torch.testing.assert_close(known.memory, state.memory, rtol=1e-10, atol=1e-10)
+            assert not known.memory.requires_grad
+        del memories[:stride]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_known_may_be_old(method):
+    """`mrbp` takes a known memory as it is, and leaves the one that the weights of today make; others compute anew."""
+    model, segments = tiny_memformer(), rollout(3)
+    memories, old = [model.initial_state(3)], [model.initial_state(3)]
+    old.append(type(old[0])(F.normalize(torch.randn(3, 5, 16, dtype=torch.float64), dim=-1)))
+    fresh = run(bptt, model, segments, memories[0], memories=memories)
+    known = list(old)
+    ours = run(METHODS[method], model, segments, known[0], memories=known)
+    if method == "mrbp":
+        assert relative_difference(ours, fresh) > 1e-3
+        torch.testing.assert_close(known[1].memory, memories[1].memory)
+        torch.testing.assert_close(known[2].memory, model.advance(segments[1], old[1]).memory)
+        assert (known[2].memory - memories[2].memory).abs().max() > 1e-3
+    else:
+        assert_same(ours, fresh, 1e-10)
+        torch.testing.assert_close(known, memories)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_memories_that_do_not_fit(method):
+    model, segments = tiny_memformer(), rollout(2)
+    state, generator = model.initial_state(3), torch.get_rng_state()
+    cases = [
+        ([model.initial_state(3)], "must be the state itself"),
+        ([state] * 3, "3 states for 2 segments"),
+        ([state, model.initial_state(2)], "need"),
+    ]
+    for memories, message in cases:
+        given = list(memories)
+        with pytest.raises(ValueError, match=message):
+            METHODS[method](model, segments, state, memories=given)
+        assert all(map(lambda a, b: a is b, given, memories))
+    assert all(p.grad is None for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from memformer_torch.checkpoint import find_checkpoint, load_facts, load_tensors
+from memformer_torch.metrics import read_metrics
 from memformer_torch.runs import open_run
-from memformer_torch.train import read_metrics
 from tests.distributed_worker import RUNS, STRATEGIES, start
 from tests.test_train import settings, stop_after
 
@@ -72,7 +72,7 @@ def test_fsdp_gathers_once_and_scatters_once_an_update(gradients):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("memformer", "decoder"):
+    for name in {name for name, _ in RUNS}:
         start(folder / f"alone-{name}", name, "auto").fit()
     for name, strategy in RUNS:
         start(folder / f"one-{name}-{strategy}", name, strategy).fit(stop_after(3))
@@ -108,6 +108,7 @@ def test_two_processes_resume_to_the_bit(runs, name, strategy):
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[key], theirs[key]) for key in ours)
     assert not torch.equal(ours["random.0.cpu"], ours["random.1.cpu"])
+    assert sorted(path.name for path in (whole / "samples").iterdir()) == ["000004.png", "000008.png"]  # and change nothing
 
 
 def test_torchrun(tmp_path):

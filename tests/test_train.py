@@ -4,10 +4,12 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,9 +20,12 @@ from memformer_torch.checkpoint import find_checkpoint
 from memformer_torch.cli import main
 from memformer_torch.data import DATASETS, Stream, load_corpus
 from memformer_torch.evaluate import complete, evaluate
+from memformer_torch.losses import count_tokens, segment_loss
+from memformer_torch.metrics import read_metrics
 from memformer_torch.models import MODELS
 from memformer_torch.runs import build_model, new_run, open_run
-from memformer_torch.train import TrainConfig, Watcher, make_optimizer, read_metrics, share_of_rate
+from memformer_torch.samples import Sampler
+from memformer_torch.train import TrainConfig, Watcher, make_optimizer, share_of_rate
 from tests.conftest import tiny_memformer
 from tests.test_golden import CONFIGS
 
@@ -43,14 +48,22 @@ def stop_after(update):
     return Watcher(on_update=lambda number, line: seen.append(number), should_stop=lambda: len(seen) >= update - 1)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_stopped_run_equals_one_that_was_not(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        *((name, {}) for name in MODELS),
+        ("memformer", {"stride": 1, "accumulate": 2}),
+        ("memformer", {"stride": 2, "method": "checkpointed"}),
+        ("decoder", {"stride": 2}),
+    ],
+)
+def test_a_stopped_run_equals_one_that_was_not(tmp_path, name, changes):
     """Weights, optimizer, metrics: to the bit, for every model, dropout on; stopped twice, not where it saves anyway."""
     model = {k: v for k, v in CONFIGS[name].items() if k != "vocab_size"} | {"name": name}
     if name == "decoder":
         model["max_length"] = 64
-    whole = trained(tmp_path / "whole", model)
-    first = new_run(tmp_path / "parts", model, DATA, TrainConfig(**QUICK), "cpu")
+    whole = trained(tmp_path / "whole", model, **changes)
+    first = new_run(tmp_path / "parts", model, DATA, TrainConfig(**QUICK, **changes), "cpu")
     first.fit(stop_after(3))
     assert first.update == 3
     second = open_run(tmp_path / "parts", "cpu")
@@ -71,6 +84,32 @@ def test_the_gradient_method_does_not_change_the_run(tmp_path, method):
         trained(tmp_path / name, method=name, updates=4)
         losses.append([line["loss"] for line in read_metrics(tmp_path / name) if "loss" in line])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["mrbp", "bptt"])
+def test_the_window_slides_by_the_stride(tmp_path, method):
+    """With weights that stay as they are, each loss is that of its window in one reading of the stream."""
+    changes = {"horizon": 4, "stride": 2, "accumulate": 2, "learning_rate": 1e-30, "weight_decay": 0.0, "updates": 3}
+    trainer = trained(tmp_path / "run", MODEL | {"dropout": 0.0}, method=method, **changes)
+    stream, state, sums, tokens = trainer._stream("train", loop=True), trainer.model.initial_state(4), [], []
+    with torch.no_grad():
+        for _ in range(14):
+            segment = next(stream)
+            total, state, _ = segment_loss(trainer.model, segment, state)
+            sums.append(total)
+            tokens.append(count_tokens(segment.target))
+    losses = [sum(sums[start : start + 4]) / sum(tokens[start : start + 4]) for start in range(0, 12, 2)]
+    lines = [line for line in read_metrics(tmp_path / "run") if "loss" in line]
+    expected = [(one + two).item() / 2 for one, two in zip(losses[::2], losses[1::2], strict=True)]
+    assert [line["loss"] for line in lines] == pytest.approx(expected, rel=1e-5)
+    # each token counts once: at first a whole window, then what is new
+    assert [line["tokens"] for line in lines] == [sum(tokens[:6]), sum(tokens[:10]), sum(tokens)]
+
+
+@pytest.mark.parametrize("stride", [0, 4])
+def test_bad_strides(stride):
+    with pytest.raises(ValueError, match=f"train.stride is {stride}, but must be from 1 to train.horizon, 3"):
+        TrainConfig(horizon=3, stride=stride)
 
 
 def test_accumulation_is_a_mean(tmp_path):
@@ -127,6 +166,122 @@ def test_completion_keeps_the_prompt_and_continues_it():
     assert torch.equal(again, done)  # a longer prompt of its own making changes nothing
     assert torch.equal(complete(model, prompts, 20, seed=1), complete(model, prompts, 20, seed=1))
     assert not torch.equal(complete(model, prompts, 20, seed=1), complete(model, prompts, 20, seed=2))
+
+
+def test_samples_do_not_change_a_run(tmp_path):
+    """And they are the same each time, but for what was learned."""
+    whole, told = trained(tmp_path / "whole"), []
+    sampled = new_run(tmp_path / "sampled", MODEL, DATA, TrainConfig(**QUICK, sample_every=3), "cpu")
+    sampled.fit(Watcher(on_sample=lambda update, message: told.append((update, message))))
+    assert read_metrics(tmp_path / "sampled") == read_metrics(tmp_path / "whole")
+    assert all(map(torch.equal, sampled.model.state_dict().values(), whole.model.state_dict().values()))
+    pictures = [tmp_path / "sampled" / "samples" / name for name in ("000003.png", "000006.png")]
+    assert sorted((tmp_path / "sampled" / "samples").iterdir()) == pictures
+    assert told == [(update, f"sample: {path}") for update, path in zip((3, 6), pictures, strict=True)]
+    assert sampled.model.training
+    ids = sampled.sampler.take(sampled.model)
+    assert ids.shape == (8, 64)
+    assert torch.equal(ids[:, :32], sampled.sampler.documents[:, :32])  # the upper half
+    assert not torch.equal(ids[:, 32:], sampled.sampler.documents[:, 32:])
+    assert torch.equal(ids, sampled.sampler.take(sampled.model))
+
+
+def test_a_text_is_continued(tmp_path):
+    config, told = TrainConfig(**(QUICK | {"updates": 2}), sample_every=2), []
+    trainer = new_run(tmp_path / "run", MODEL, {"name": "pydocs"}, config, "cpu")
+    trainer.fit(Watcher(on_sample=lambda update, message: told.append(message)))
+    text = (tmp_path / "run" / "samples" / "000002.txt").read_bytes().decode()
+    assert told == [text]
+    given, continued = text.removeprefix("--- given\n").split("\n--- continued\n")
+    documents = [trainer.corpus.tokenizer.decode(document[:64].tolist()) for document in trainer.corpus["valid"]]
+    assert given in documents
+    assert len(given.encode()) == 64  # bytes are its tokens
+    assert trainer.sampler.take(trainer.model).shape == (1, 192)
+    assert continued
+
+
+@pytest.mark.parametrize(("data", "max_length", "length", "given"), [("digits", 50, 50, 25), ("pydocs", 20, 20, 10)])
+def test_a_sample_is_no_longer_than_the_model_can_read(data, max_length, length, given, tmp_path):
+    corpus = load_corpus(data)
+    model = build_model({"name": "decoder", "segment_length": 8, "max_length": max_length, "num_layers": 1}, corpus.vocab_size)
+    sampler = Sampler(tmp_path / "samples", corpus, lambda path, rows, levels: None, 0, model.config.max_length)
+    ids = sampler.take(model)
+    assert ids.shape[1] == length
+    assert sampler.given.shape[1] == given
+    assert sampler.write(1, ids)
+
+
+def test_no_matplotlib_is_said_once_and_loses_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    main(["train", *settings(tmp_path / "run"), "--train.updates", "4", "--train.sample_every", "2", "--device", "cpu"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert printed.count("samples are not drawn: pictures need matplotlib: pip install") == 1
+    assert "The loss is not drawn" in printed
+    assert open_run(tmp_path / "run", "cpu").update == 4
+
+
+def test_a_sample_is_shown_and_cannot_drive_the_terminal(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(Sampler, "write", lambda self, update, ids: "text [bold] \x1b[2J")
+    main(["train", *settings(tmp_path / "run"), "--train.updates", "2", "--train.sample_every", "2", "--device", "cpu"])
+    printed = capsys.readouterr().out
+    assert "text [bold] \ufffd[2J" in printed
+
+
+def points(run):
+    """What TensorBoard shows: by name, steps and values."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    found = accumulator.EventAccumulator(str(run / "tensorboard"))
+    found.Reload()
+    return {tag: [(event.step, event.value) for event in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
+
+
+def test_tensorboard_shows_the_metrics(tmp_path):
+    """Also after a kill between two checkpoints: no point is lost or there twice."""
+    pytest.importorskip("tensorboard")
+    run, config = tmp_path / "run", TrainConfig(**QUICK, tensorboard=True)
+
+    def kill(update, line):
+        if update == 7:
+            raise KeyboardInterrupt
+
+    killed = new_run(run, MODEL, DATA, config, "cpu")
+    with pytest.raises(KeyboardInterrupt):
+        killed.fit(Watcher(on_update=kill))
+    killed.metrics.close()  # the checkpoint is at update 6, and a point after it on the disk
+    assert points(run)["loss"][-1][0] == 7
+    resumed = open_run(run, "cpu")
+    assert resumed.update == 6
+    resumed.fit()
+    lines, found = read_metrics(run), points(run)
+    assert set(found) == {name for line in lines for name in line} - {"update"}
+    for name, shown in found.items():
+        logged = [(line["update"], line[name]) for line in lines if name in line]
+        assert [step for step, _ in shown] == [update for update, _ in logged]
+        assert [value for _, value in shown] == pytest.approx([value for _, value in logged], rel=1e-6)
+
+
+def test_checkpoints_wait_for_tensorboard(tmp_path, monkeypatch):
+    """Points are written in the background: a run that is killed has all of them up to its last checkpoint."""
+    writer, flushed = pytest.importorskip("torch.utils.tensorboard").SummaryWriter, set()
+    trainer = new_run(tmp_path / "run", MODEL, DATA, TrainConfig(**QUICK, tensorboard=True), "cpu")
+    flush = writer.flush
+
+    def note(self):
+        flush(self)
+        flushed.add((trainer.update, len(points(tmp_path / "run")["loss"])))
+
+    monkeypatch.setattr(writer, "flush", note)
+    trainer.fit()
+    assert flushed == {(2, 2), (4, 4), (6, 6), (8, 8)}
+
+
+def test_no_tensorboard_is_said_before_anything_is_written(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", *settings(tmp_path / "run"), "--train.tensorboard", "true"])
+    assert stopped.value.code == 2
+    assert "pip install 'memformer-torch[tensorboard]'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
 
 
 COMMAND = [sys.executable, "-m", "memformer_torch", "train", "--device", "cpu"]
@@ -205,7 +360,12 @@ def test_data_command(capsys):
         (["--data.name", "digits", "--model.num_slot", "3"], "did you mean num_slots"),
         (["--data.name", "digits", "--model.name", "memfomer"], "did you mean memformer"),
         (["--data.name", "digits", "--train.horizon", "0"], "horizon"),
-        (["--data.name", "digits", "--train.horizn", "2"], "horizn"),
+        (["--data.name", "digits", "--train.horizn", "2"], "no option 'train.horizn' (did you mean train.horizon?)"),
+        (["--data.name", "digits", "--train.horizn=2"], "no option 'train.horizn' (did you mean train.horizon?)"),
+        (["--data.name", "digits", "--otu", "2"], "no option 'otu' (did you mean out?)"),
+        (["--data.name", "digits", "--train.horizon", "x"], "train.horizon"),
+        (["--data.name", "digits", "--train.horizon", "2", "--train.stride", "3"], "train.stride is 3"),
+        (["--data.name", "copy", "--train.sample_every", "2"], "copy is neither text nor images"),
         (["--data.name", "digits", "--model.d_model", "30"], "does not divide"),
         (["--data.name", "digits", "--model.vocab_size", "5"], "17 tokens"),
         ([], "data.name is missing"),
@@ -218,8 +378,59 @@ def test_bad_arguments(arguments, message, tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["train", *arguments])
     assert stopped.value.code == 2
-    assert message in " ".join(capsys.readouterr().err.split())
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.strip().count("\n") == 0
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("train: {horizn: 4}", "no option 'train.horizn' (did you mean train.horizon?)"),
+        ("trian: {horizon: 4}", "no option 'trian.horizon' (did you mean train.horizon?)"),
+        ("modle: {num_slots: 4}", "no option 'modle.num_slots' (did you mean model?)"),
+        ("model: {num_slot: 4}", "did you mean num_slots"),
+        ("bogus: 4", "no option 'bogus': see memformer train --help"),
+    ],
+)
+def test_bad_config_files(config, message, tmp_path, capsys):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"data: {{name: digits}}\n{config}\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["train", "--config", str(path), "--out", str(tmp_path / "run")])
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.strip().count("\n") == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_help_teaches_every_field(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    printed = " ".join(capsys.readouterr().out.split())
+    source = (ROOT / "memformer_torch" / "train.py").read_text(encoding="utf-8")
+    documented = re.findall(r'^    (\w+): .*\n    """((?:.|\n)*?)"""', source.split("class Watcher")[0], re.MULTILINE)
+    assert [name for name, _ in documented] == [field.name for field in fields(TrainConfig)]
+    for name, text in documented:
+        assert re.search(rf"--train\.{name} \S+ {re.escape(' '.join(text.split()))}", printed), name
+
+
+def test_a_run_from_before_a_setting_was_there_opens(tmp_path):
+    whole = trained(tmp_path / "whole")
+    new_run(tmp_path / "old", MODEL, DATA, TrainConfig(**QUICK), "cpu").fit(stop_after(3))
+    path = tmp_path / "old" / "config.yaml"
+    config = yaml.safe_load(path.read_text())
+    for name in ("stride", "sample_every", "tensorboard"):
+        del config["train"][name]
+    path.write_text(yaml.safe_dump(config))
+    again = open_run(tmp_path / "old", "cpu")
+    again.fit()
+    assert all(map(torch.equal, again.model.state_dict().values(), whole.model.state_dict().values()))
+    path.write_text(yaml.safe_dump(config | {"train": config["train"] | {"horizn": 4}}))
+    with pytest.raises(ValueError, match="train has no setting 'horizn' \\(did you mean horizon"):
+        open_run(tmp_path / "old", "cpu")
 
 
 def damage(run, what):
