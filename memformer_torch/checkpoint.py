@@ -1,6 +1,7 @@
 """A run is a folder, and a checkpoint in it is whole or is not there.
 
     RUN/config.yaml              what was asked for
+    RUN/vocabulary.json          how text becomes ids, so that the model can be used without its data
     RUN/metrics.jsonl            what was logged, a line an update
     RUN/samples/, tensorboard/   where asked for: what the model made of beginnings; what was logged, for TensorBoard
     RUN/checkpoints/00000200/    weights.safetensors, training.safetensors, training.json
@@ -63,7 +64,8 @@ def find_checkpoint(run: Path, which: str = "last") -> Path:
     """The folder of the `last` or `best` checkpoint."""
     name = _pointed(run, which)
     if name is None:
-        raise ValueError(f"{run} has no {which} checkpoint: is it the folder of a run?")
+        hint = "it was stopped before its first evaluation: try --checkpoint last" if _pointed(run, "last") else "is it a run?"
+        raise ValueError(f"{run} has no {which} checkpoint: {hint}")
     return run / "checkpoints" / name
 
 

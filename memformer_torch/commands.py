@@ -31,6 +31,7 @@ def train(
     """Train a model; Ctrl-C writes a checkpoint first.
 
     For example: memformer train --config configs/digits.yaml --model.num_slots 32 --train.horizon 4
+
     With many processes: torchrun --nproc_per_node 2 -m memformer_torch train ...
 
     Args:
@@ -57,7 +58,7 @@ def _fit(trainer: Trainer, console: Console) -> None:
     parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     name = type(trainer.model).__name__
     console.print(f"{name}, {parameters:,} parameters, {trainer.corpus.name}, on {trainer.device}: {trainer.run}")
-    with _signals() as asked, Progress(*columns, console=console) as progress:
+    with signals() as asked, Progress(*columns, console=console) as progress:
         bar = progress.add_task("training", total=trainer.config.updates, completed=trainer.update)
 
         def on_update(update: int, line: dict[str, Any]) -> None:
@@ -85,7 +86,7 @@ def _fit(trainer: Trainer, console: Console) -> None:
 
 
 @contextmanager
-def _signals() -> Iterator[list[int]]:
+def signals() -> Iterator[list[int]]:
     """Ctrl-C and SIGTERM ask the loop to stop at the end of an update; a second one stops at once."""
     asked: list[int] = []
 

@@ -1,6 +1,7 @@
 """A run from its config and back: which model, which data, which folder."""
 
 import difflib
+import json
 from contextlib import nullcontext
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -11,11 +12,14 @@ import yaml
 
 from memformer_torch.analysis.pictures import image_rows
 from memformer_torch.checkpoint import find_checkpoint, load_facts, load_weights, write_durably
-from memformer_torch.data import Corpus, load_corpus, progress_bar
+from memformer_torch.data import Corpus, Tokenizer, load_corpus, progress_bar
+from memformer_torch.data.tokenizer import from_definition
 from memformer_torch.distributed import World
 from memformer_torch.metrics import summary_writer
 from memformer_torch.models import MODELS
 from memformer_torch.train import TrainConfig, Trainer
+
+VOCABULARY = "vocabulary.json"
 
 
 def build_model(settings: dict[str, Any], vocab_size: int) -> Any:
@@ -58,6 +62,7 @@ def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: Train
     if not first:
         return trainer
     run.mkdir(parents=True, exist_ok=True)
+    write_durably(run / VOCABULARY, json.dumps(_vocabulary_of(trainer.corpus)))
     config = {"data": data, "model": model, "train": asdict(train)}
     write_durably(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
     return trainer
@@ -75,6 +80,49 @@ def open_run(run: Path, device: str = "auto", which: str | None = None) -> Train
         load_facts(folder)
         load_weights(trainer.model, folder)
     return trainer
+
+
+def open_model(
+    run: Path, device: str = "auto", checkpoint: str = "best", quiet: bool = False
+) -> tuple[Any, Tokenizer | None, tuple[int, int] | None]:
+    """A run's model without its data; its tokenizer if it was trained on text, and the images' shape if on images."""
+    config, folder = read_config(run), find_checkpoint(run, checkpoint)
+    facts = load_facts(folder)
+    vocabulary = _read_vocabulary(run, config["data"], quiet)
+    if vocabulary["corpus"] != facts["corpus"]:
+        raise ValueError(f"{run} was trained on other data than its {VOCABULARY} or data say now: restore them")
+    model = build_model(config["model"], vocabulary["vocab_size"])
+    load_weights(model, folder)
+    tokenizer, shape = vocabulary["tokenizer"], vocabulary["image_shape"]
+    return (
+        model.to(choose_device(device)).eval(),
+        None if tokenizer is None else from_definition(tokenizer),
+        None if shape is None else tuple(shape),
+    )
+
+
+def _vocabulary_of(corpus: Corpus) -> dict[str, Any]:
+    """What a model needs to know of its data: how text becomes ids, or which shape images have."""
+    return {
+        "corpus": corpus.fingerprint,
+        "vocab_size": corpus.vocab_size,
+        "image_shape": corpus.image_shape,
+        "tokenizer": None if corpus.tokenizer is None else corpus.tokenizer.definition(),
+    }
+
+
+def _read_vocabulary(run: Path, data: dict[str, Any], quiet: bool) -> dict[str, Any]:
+    path = run / VOCABULARY
+    if not path.exists():  # a run of an earlier version, or copied in part
+        try:
+            return _vocabulary_of(build_corpus(data, quiet))
+        except (ValueError, OSError, ImportError) as error:
+            raise ValueError(f"{run} has no {VOCABULARY}, and needs its data instead: {error}") from error
+    try:
+        vocabulary = json.loads(path.read_text(encoding="utf-8"))
+        return {name: vocabulary[name] for name in ("corpus", "vocab_size", "image_shape", "tokenizer")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}): remove it where the data is at hand") from error
 
 
 def read_config(run: Path) -> dict[str, Any]:
