@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -209,3 +210,15 @@ def test_a_position_of_another_stream_is_refused(change):
         stream.load_state_dict(Stream(numbered([5, 6]), **settings).state_dict())
     with pytest.raises(ValueError, match="num_tokens"):
         Stream(numbered([5, 7]), **settings).load_state_dict(Stream(numbered([5, 6]), **settings).state_dict())
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="resident pages of one file are counted by /proc")
+def test_a_mapped_text_does_not_stay_resident(tmp_path):
+    np.save(tmp_path / "ids.npy", np.arange(32 << 20, dtype=np.uint8))
+    ids = np.load(tmp_path / "ids.npy", mmap_mode="r")
+    stream = Stream(Documents(ids, np.array([0, len(ids)])), batch_size=2, segment_length=4096, continuous=True)
+    total = sum(int(segment.target.sum()) for segment in stream)
+    assert total == (32 << 20) // 256 * sum(range(256))  # pages that were let go come back when read
+    mapped = Path("/proc/self/smaps").read_text().split(str(tmp_path / "ids.npy"))[1]
+    resident = next(int(line.split()[1]) for line in mapped.splitlines() if line.startswith("Rss:"))
+    assert resident < 16 << 10  # kB, of 32 MB that were read

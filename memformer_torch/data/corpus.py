@@ -3,6 +3,7 @@
 # Shape letters: N tokens of a split, C documents
 
 import hashlib
+import mmap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,14 @@ class Documents:
     @property
     def num_tokens(self) -> int:
         return len(self.ids)
+
+    def release(self) -> None:
+        """Let go of a mapped array's pages, which else count as this process's; the system keeps them while it has room."""
+        base: Any = self.ids
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+            base.madvise(mmap.MADV_DONTNEED)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,9 @@ import torch
 from memformer_torch.data.corpus import Documents
 from memformer_torch.types import BOS, IGNORE, PAD, Segment
 
+RELEASE_EVERY = 8
+"""Steps after which mapped pages are released: a lane brings in up to 2 MB where it begins to read, and all would stay."""
+
 
 class Stream(Iterator[Segment]):
     """Segments of a batch of lanes, for ever (`loop`, for training) or until every token was predicted exactly once.
@@ -59,7 +62,8 @@ class Stream(Iterator[Segment]):
                 f"{len(self._lengths)} documents cannot fill {batch_size} lanes: lower batch_size, or set continuous, "
                 "which cuts the text into equal lanes"
             )
-        self._ids, self.segment_length, self.batch_size, self.loop = documents.ids, segment_length, batch_size, loop
+        self._documents, self._ids = documents, documents.ids
+        self.segment_length, self.batch_size, self.loop = segment_length, batch_size, loop
         self.shuffle, self.seed, self.continuous = loop if shuffle is None else shuffle, seed, continuous
         share = batch_size // world
         self._mine = slice(rank * share, (rank + 1) * share)
@@ -68,11 +72,9 @@ class Stream(Iterator[Segment]):
         self._drawn = 0  # documents begun so far
         self._document = np.full(batch_size, -1)  # what each lane reads; -1 is nothing
         self._position = np.zeros(batch_size, np.int64)  # the next target's place in it
-
-    @property
-    def num_tokens(self) -> int:
+        self._steps = 0
+        self.num_tokens = int(self._lengths.sum())
         """Tokens an epoch predicts."""
-        return int(self._lengths.sum())
 
     @property
     def epoch(self) -> float:
@@ -94,6 +96,9 @@ class Stream(Iterator[Segment]):
             raise StopIteration
         segment = self._segment(self._document[self._mine], self._position[self._mine])
         self._position += self.segment_length
+        self._steps += 1
+        if self._steps % RELEASE_EVERY == 0:
+            self._documents.release()
         return segment
 
     def state_dict(self) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def generate_images(
         raise ValueError(f"--number is {number}, but must be at least 1")
     check_place(path)
     pictures.new_figure()  # without matplotlib an error now, not after the work
-    model, _, shape = open_model(run, device, checkpoint)
+    model, _, shape = open_model(run, device, checkpoint, quiet=not watched())
     if shape is None:
         raise ValueError(f"--images is given, but {run} was not trained on images: leave it out")
     height, width = shape

@@ -20,7 +20,7 @@ STANDARD_INPUT = Path("-")
 
 def open_session(run: Path, session: Path | None, checkpoint: str, device: str) -> Session:
     """A session of a run on text: a new one, or one that was saved."""
-    model, tokenizer, shape = open_model(run, device, checkpoint)
+    model, tokenizer, shape = open_model(run, device, checkpoint, quiet=not watched())
     if tokenizer is None and shape is not None:
         raise ValueError(f"{run} was trained on images, not on text: memformer generate {run} --images out.png")
     if tokenizer is None:
