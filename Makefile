@@ -10,8 +10,8 @@ BIN := .venv/bin
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: .venv/ready  ## train a small Memformer to remember, and see how far it does
-	$(BIN)/memformer demo retention
+demo: .venv/ready  ## train a Memformer and the same model without memory on digits, side by side
+	$(BIN)/memformer demo digits
 
 # one thread a process: two busy processes with two threads each slow one another several times over
 test: .venv/ready  ## the test suite

@@ -1,31 +1,101 @@
 """The command `memformer`: the only place that puts the parts together."""
 
+import inspect
+import os
+import re
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, auto_cli, set_parsing_settings
 
-from memformer_torch import commands, demo
+from memformer_torch import commands
+from memformer_torch.bench.ceiling import ceiling
+from memformer_torch.bench.endless import endless
+from memformer_torch.bench.generate import generate as bench_generate
 from memformer_torch.bench.gradients import gradients
+from memformer_torch.bench.inference import inference
+from memformer_torch.bench.length import length
+from memformer_torch.bench.loop import loop
+from memformer_torch.bench.memory import memory
+from memformer_torch.bench.peers import peers
 from memformer_torch.bench.sizes import models
 from memformer_torch.bench.step import step
+from memformer_torch.demo.digits import digits
+from memformer_torch.demo.retention import retention
+from memformer_torch.runs import nearest
+from memformer_torch.talk.chat import chat
+from memformer_torch.talk.generate import generate
+from memformer_torch.talk.read import read
 
 COMMANDS: Any = {
     "train": commands.train,
     "evaluate": commands.evaluate,
     "data": commands.data,
+    "generate": generate,
+    "chat": chat,
+    "read": read,
     "models": models,
-    "demo": {"_help": "Short runs that show what the model does.", "retention": demo.retention, "digits": demo.digits},
-    "bench": {"_help": "What things cost, measured side by side.", "step": step, "gradients": gradients},
+    "demo": {"_help": "Short runs that show what the model does.", "digits": digits, "retention": retention},
+    "bench": {
+        "_help": "What things cost, measured side by side.",
+        "step": step,
+        "gradients": gradients,
+        "loop": loop,
+        "length": length,
+        "memory": memory,
+        "inference": inference,
+        "generate": bench_generate,
+        "endless": endless,
+        "ceiling": ceiling,
+        "peers": peers,
+    },
 }
+
+
+class Formatter(DefaultHelpFormatter):
+    """Leaves paragraphs apart."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n\n".join(super(Formatter, self)._fill_text(part, width, indent) for part in text.split("\n\n"))
+
+
+class Parser(ArgumentParser):
+    """Says in one line what is wrong; of an option that is not known, on the command line or in a file, which is like it."""
+
+    def add_function_arguments(self, function: Any, *others: Any, **options: Any) -> Any:
+        # help is all that a docstring says before its Args, where jsonargparse takes the first line
+        self.description, self.formatter_class = inspect.cleandoc(function.__doc__).partition("\n\nArgs:")[0], Formatter
+        return super().add_function_arguments(function, *others, **options)
+
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        if names == ("files",):  # as many as are given, where jsonargparse would want them as one list in JSON
+            options = {"help": options["help"], "type": Path, "nargs": "+"}
+        return super().add_argument(*names, **options)
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        parser = getattr(ex, "subcommand_parser", None) or self
+        unknown = re.search(r"unrecognized arguments: --([^\s=]+)|does not accept option '(.+)'", message)
+        if unknown:
+            option, known = unknown[1] or unknown[2], list(parser.get_defaults().keys())
+            hint = nearest(option, known) or nearest(option.partition(".")[0], known)
+            message = f"there is no option {option!r}{hint}: see {parser.prog.replace(' [options]', '')} --help"
+        self.exit(2, f"memformer: {' '.join(message.split())}\n")
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; an error that a user can mend is one line and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    arguments = ["--json=true" if argument == "--json" else argument for argument in arguments]  # a switch, as people write it
+    # switches, as people write them
+    arguments = [
+        f"{argument}=true" if argument in ("--json", "--draw", "--quick", "--install") else argument for argument in arguments
+    ]
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)  # what stands under a config's fields is their help
     try:
-        auto_cli(COMMANDS, args=arguments, allow_abbrev=False)
+        auto_cli(COMMANDS, args=arguments, allow_abbrev=False, parser_class=Parser, prog="memformer")
+    except BrokenPipeError:  # who read the output has left, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise SystemExit(141) from None
     except (ValueError, OSError, ImportError) as error:
         print(f"memformer: {error}", file=sys.stderr)
         raise SystemExit(2) from error

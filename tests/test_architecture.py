@@ -15,10 +15,11 @@ LAYERS = [
     {"nn", "losses"},
     {"models", "data", "backprop"},
     {"distributed"},
-    {"checkpoint", "evaluate", "session"},
+    {"checkpoint", "evaluate", "lanes", "sampling", "session"},
+    {"metrics", "samples", "window"},
     {"train"},
     {"runs", "analysis", "bench"},
-    {"demo", "commands"},
+    {"demo", "commands", "talk"},
     {"cli", "serve"},
     {"__main__"},
 ]
@@ -55,7 +56,7 @@ def test_imports_go_one_way(path):
 def test_public_names():
     models = {"Memformer", "TransformerXL", "CompressiveTransformer", "TransformerDecoder", "LSTM"}
     models.add("RecurrentMemoryTransformer")
-    others = {"Segment", "Output", "IGNORE", "PAD", "BOS", "bptt", "checkpointed", "mrbp"}
+    others = {"Segment", "Output", "IGNORE", "PAD", "BOS", "bptt", "checkpointed", "mrbp", "Session"}
     assert set(memformer_torch.__all__) == others | models | {f"{model}Config" for model in models}
     assert (memformer_torch.IGNORE, memformer_torch.PAD, memformer_torch.BOS) == (-100, -1, -2)
 

@@ -95,12 +95,31 @@ def test_step_command(tmp_path, capsys):
 
 
 def test_gradients_command(tmp_path, capsys):
-    sizes = ["--horizons", "[1,2]", "--batch_size", "1", "--repeats", "1"]
+    sizes = ["--shapes", "[image]", "--horizons", "[1,2]", "--repeats", "1"]
     main(["bench", "gradients", *sizes, "--out", str(tmp_path / "g.json")])
     rows = json.loads((tmp_path / "g.json").read_text())["rows"]
     assert [(row["horizon"], row["method"]) for row in rows] == [
         (horizon, method) for horizon in (1, 2) for method in ("bptt", "checkpointed", "mrbp")
     ]
     assert rows[5]["peak_bytes"] < rows[3]["peak_bytes"]  # mrbp below bptt at two segments
-    assert rows[5]["replay_buffer_bytes"] == 2 * 64 * 128 * 4
+    assert rows[5]["replay_buffer_bytes"] == 16 * 2 * 64 * 128 * 4
+    assert 0.8 < rows[5]["allowed_speed"] < rows[3]["allowed_speed"] == 1
+    assert (tmp_path / "g.png").stat().st_size > 0
     assert "mrbp" in capsys.readouterr().out
+
+
+def test_loop_command(tmp_path, capsys):
+    config = {
+        "data": {"name": "digits"},
+        "model": {"d_model": 16, "num_heads": 2, "d_ff": 16, "segment_length": 8, "num_slots": 2},
+        "train": {"batch_size": 2, "horizon": 2, "log_every": 2, "evaluate_every": 1},
+    }
+    (tmp_path / "tiny.yaml").write_text(json.dumps(config))
+    main(["bench", "loop", "--settings", str(tmp_path / "tiny.yaml"), "--repeats", "1", "--out", str(tmp_path / "loop.json")])
+    record = json.loads((tmp_path / "loop.json").read_text())
+    shares = {part: share["median"] for part, share in record["share_by_part"].items()}
+    assert sum(shares.values()) == pytest.approx(1)
+    assert all(share > 0 for share in shares.values())
+    assert record["share_around"]["median"] == pytest.approx(1 - shares["gradient method"] - shares["optimizer"])
+    assert record["cpu_seconds_an_update"]["bare"]["median"] > 0
+    assert "gradient method" in capsys.readouterr().out

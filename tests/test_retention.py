@@ -9,7 +9,7 @@ import torch
 from memformer_torch import BOS, IGNORE, PAD
 from memformer_torch.cli import main
 from memformer_torch.data.retention import Retention
-from memformer_torch.demo import measure_retention, train_retention
+from memformer_torch.demo.retention import measure_retention, train_retention
 from tests.conftest import tiny_memformer
 
 

@@ -351,7 +351,6 @@ def test_a_run_is_used_without_its_data(place, tmp_path, capsys):
     assert "was trained on other data" in fails(capsys, *arguments)
 
 
-
 def test_a_session_of_another_run_is_refused(place, tmp_path, capsys):
     run(capsys, "read", place / "words", place / "book.txt", "--save", tmp_path / "s")
     assert "of another model" in fails(capsys, "generate", place / "bytes", "--session", tmp_path / "s", "--prompt", "a")

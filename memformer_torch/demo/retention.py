@@ -1,4 +1,4 @@
-"""First looks: a small Memformer holds a value far beyond what it was trained on, and draws digits with and without memory."""
+"""A small Memformer holds a value far beyond what it was trained on."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -15,10 +15,7 @@ from memformer_torch.analysis import pictures
 from memformer_torch.backprop import mrbp
 from memformer_torch.bench.record import environment, write_json
 from memformer_torch.data.retention import Retention
-from memformer_torch.evaluate import complete
 from memformer_torch.models.memformer import Memformer, MemformerConfig
-from memformer_torch.runs import new_run
-from memformer_torch.train import TrainConfig, Watcher
 from memformer_torch.types import Segment
 
 DISTANCES = tuple(2**n for n in range(11))
@@ -101,52 +98,6 @@ def retention(seed: int = 0, updates: int = 900, out: Path = Path("runs/retentio
     write_json(out / "retention.json", record)
     pictures.accuracy_by_distance(out / "retention.png", {"Memformer": accuracy}, 1 / task.num_values, MOST_DISTRACTORS)
     console.print(f"Written: {out / 'retention.json'}, {out / 'retention.png'} ({seconds:.0f} s)")
-
-
-def digits(updates: int = 300, seed: int = 0, out: Path = Path("runs/digits")) -> None:
-    """Train a Memformer and the same model without memory on handwritten digits, side by side.
-
-    Each digit of 8 x 8 pixels is a sequence of 64 tokens, read in segments of one row. Prints the test perplexity of both, and
-    draws digits that each completes from their top half. OUT then holds two runs for `memformer evaluate`.
-
-    Args:
-        updates: Training updates of each.
-        seed: Seed of weights and data.
-        out: Folder for what the demo writes.
-    """
-    console = Console()
-    config = TrainConfig(updates=updates, seed=seed, batch_size=32, horizon=8, learning_rate=2e-3, evaluate_every=100)
-    sizes = {"d_model": 64, "num_heads": 4, "d_ff": 128, "num_encoder_layers": 2, "num_decoder_layers": 3, "segment_length": 8}
-    start, found = time.perf_counter(), {}
-    rows: dict[str, torch.Tensor] = {}
-    for name, slots in (("Memformer", 16), ("without memory", 0)):
-        folder = out / name.lower().replace(" ", "-")
-        trainer = new_run(folder, {"name": "memformer", "num_slots": slots} | sizes, {"name": "digits"}, config, "auto")
-        with Progress(*COLUMNS, console=console) as progress:
-            bar = progress.add_task(f"{name:14}", total=updates)
-            trainer.fit(Watcher(lambda update, _: progress.update(bar, completed=update)))  # noqa: B023  called in this turn
-        found[name] = trainer.evaluate("test")
-        originals = torch.from_numpy(trainer.corpus["test"].ids[: 10 * 64].reshape(10, 64).astype("int64"))
-        rows.setdefault("test digits", originals)
-        rows[f"{name}:\nlower half"] = complete(trainer.model, originals[:, :32], 64, temperature=0.5, seed=seed)
-
-    table = Table("model", "test perplexity", "bits a pixel", title="Handwritten digits, predicted pixel by pixel")
-    for name, evaluation in found.items():
-        table.add_row(name, f"{evaluation.perplexity:.3f}", f"{evaluation.bits:.3f}")
-    console.print(table)
-    pictures.image_rows(out / "digits.png", {name: ids.view(10, 8, 8).numpy() for name, ids in rows.items()}, 17)
-    record = {
-        "command": f"memformer demo digits --updates {updates} --seed {seed}",
-        "seed": seed,
-        "runs": 1,
-        "model": sizes,
-        "training": asdict(config),
-        "seconds": round(time.perf_counter() - start, 1),
-        "test_perplexity": {name: evaluation.perplexity for name, evaluation in found.items()},
-        **environment(),
-    }
-    write_json(out / "digits.json", record)
-    console.print(f"Written: {out / 'digits.json'}, {out / 'digits.png'} ({record['seconds']:.0f} s)")
 
 
 def train_retention(model: Memformer, task: Retention, updates: int, seed: int) -> Iterator[float]:

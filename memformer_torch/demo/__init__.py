@@ -1,0 +1,1 @@
+"""First looks: short runs that show what the model does."""
