@@ -12,6 +12,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, auto_cli, set_par
 from memformer_torch import commands
 from memformer_torch.bench.ceiling import ceiling
 from memformer_torch.bench.endless import endless
+from memformer_torch.bench.every import every
 from memformer_torch.bench.generate import generate as bench_generate
 from memformer_torch.bench.gradients import gradients
 from memformer_torch.bench.inference import inference
@@ -49,6 +50,7 @@ COMMANDS: Any = {
         "endless": endless,
         "ceiling": ceiling,
         "peers": peers,
+        "all": every,
     },
 }
 

@@ -37,7 +37,7 @@ def test_generate_command(tmp_path, capsys, monkeypatch):
 
 
 def test_endless_command(tmp_path, capsys, monkeypatch):
-    for name, value in {"EARLY": 200, "SMALL": 100, "CHUNK": 70}.items():
+    for name, value in {"EARLY": 200, "SMALL": 100, "CHUNK": 70, "TURNS": 20}.items():
         monkeypatch.setattr(endless, name, value)
     main(["bench", "endless", "--tokens", "500", "--generate", "150", "--out", str(tmp_path / "e.json")])
     record = json.loads((tmp_path / "e.json").read_text())
@@ -48,6 +48,7 @@ def test_endless_command(tmp_path, capsys, monkeypatch):
     assert {point["position"] for point in record["points"]} >= {270, 500, 570}
     assert record["resident_bytes"]["end"] == pytest.approx(endless.resident_bytes(), rel=0.5)
     assert record["claims"]["saved session, kB"]["holds"] is True
+    assert min(record["seconds_a_token_in_turns"].values()) > 0
     assert record["claims"]["a generated token, ms"]["early"] > 0
     assert (tmp_path / "e.png").read_bytes().startswith(b"\x89PNG")
     assert "bit for bit: True" in capsys.readouterr().out

@@ -59,7 +59,7 @@ class Shape:
 
 FULL = [Shape(preset="image", batch_size=32, num_segments=8), Shape(preset="text", batch_size=2, num_segments=2)]
 _FEW = {"num_encoder_layers": 2, "num_decoder_layers": 4}
-QUICK = [Shape(preset="image", batch_size=16, num_segments=4), Shape(preset="text", batch_size=1, num_segments=2, fields=_FEW)]
+QUICK = [Shape(preset="image", batch_size=16, num_segments=2), Shape(preset="text", batch_size=1, num_segments=2, fields=_FEW)]
 
 
 def ceiling(

@@ -121,12 +121,12 @@ def _along_a_document(models: Mapping[str, Any], sizes: Sizes, progress: Callabl
         pieces = torch.randint(VOCAB_SIZE, (missing,), generator=random).split(length)
         # the first piece ends the segment at hand, so that what is measured begins with one
         pieces = (pieces[-1], *pieces[:-1])
-        reading = _alternate({name: map(session.feed, pieces) for name, session in sessions.items()}, len(pieces), progress)
+        reading = alternate({name: map(session.feed, pieces) for name, session in sessions.items()}, len(pieces), progress)
         calls = {name: session.generate(None, seed=0) for name, session in sessions.items()}
-        writing = _alternate(calls, sizes.segments * length, progress)
+        writing = alternate(calls, sizes.segments * length, progress)
         for items in calls.values():
             next(items)  # the next segment has begun: a fork copies its cache too
-        forking = _alternate({name: iter(session.fork, None) for name, session in sessions.items()}, FORKS)
+        forking = alternate({name: iter(session.fork, None) for name, session in sessions.items()}, FORKS)
         for name, session in sessions.items():
             tokens = writing[name]
             segments = [sum(tokens[start : start + length]) for start in range(0, len(tokens), length)]
@@ -168,7 +168,7 @@ def _together(model: Any, sizes: Sizes, progress: Callable[[], None]) -> list[di
     joined = {str(number): Session.join(separate[:: most // number][:number]) for number in sizes.sessions}
     del separate
     calls = {name: session.generate(None, seed=0) for name, session in joined.items()}
-    times = _alternate(calls, sizes.segments * length, progress)
+    times = alternate(calls, sizes.segments * length, progress)
     rows = []
     for number in sizes.sessions:
         tokens = times[str(number)]
@@ -185,7 +185,7 @@ def _session_against_hand(model: Any, num_segments: int, progress: Callable[[], 
         "session": map(ids["session"].append, Session(model).generate(None, temperature=0)),
         "by_hand": map(ids["by_hand"].append, map(int, _generate_by_hand(model))),
     }
-    times = _alternate(calls, num_segments * length, progress)
+    times = alternate(calls, num_segments * length, progress)
     if ids["session"] != ids["by_hand"]:
         raise RuntimeError("Session and the bare model calls generate different ids")
     session, by_hand = (statistics.median(times[name]) for name in ids)
@@ -212,7 +212,7 @@ def _generate_by_hand(model: Any) -> Iterator[Tensor]:
             yield token
 
 
-def _alternate(
+def alternate(
     calls: Mapping[str, Iterator[Any]], count: int, progress: Callable[[], None] = lambda: None
 ) -> dict[str, list[float]]:
     """Take `count` items from each, in turns, there and back: the seconds of every one."""

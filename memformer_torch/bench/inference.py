@@ -179,9 +179,7 @@ def _segment_tables(rows: dict[str, Any], batch_size: int) -> Iterator[Table]:
 
 
 def _token_table(rows: dict[str, Any], batch_size: int) -> Table:
-    table = Table(
-        "", "MFLOP", "milliseconds", title=f"a token, with head, of each of {batch_size} sequences that are generated"
-    )
+    table = Table("", "MFLOP", "milliseconds", title=f"a generated token with head, batch size {batch_size}")
     for label, row in rows.items():
         table.add_row(label, f"{row['with_head']['flops'] / 1e6:.1f}", _milliseconds(row["with_head"]["seconds"]))
     return table

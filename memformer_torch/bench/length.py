@@ -52,30 +52,9 @@ def length(
     pictures.new_figure()  # an error now, not after the runs
     lengths = [SHORTEST << n for n in range((longest // SHORTEST).bit_length())]
     ids = torch.randint(VOCAB_SIZE, (1, lengths[-1]), generator=torch.Generator().manual_seed(0)).to(where)
-    configs, rows, models = make_configs(d_model, lengths[-1]), {}, {}
-    for name, config in configs.items():
-        torch.manual_seed(0)
-        models[name] = MODELS[name][1](config).to(where).eval()
-        parameters = sum(parameter.numel() for parameter in models[name].parameters())
-        rows[name] = {"parameters": parameters, "config": asdict(config)}
-
-    calls = {f"{name} {n}": partial(read, model, ids[:, :n]) for n in lengths for name, model in models.items()}
-    order = cycle([n for n in lengths for _ in models])
+    models = make_models(d_model, lengths[-1], where)
     with Progress(console=console, transient=True) as progress:
-        task = progress.add_task("measuring", total=(repeats + 2) * len(models) * sum(lengths))
-        flops = {}
-        for name, call in calls.items():
-            flops[name] = count_flops(call)
-            progress.advance(task, next(order))
-        # lengths take turns too: a slope is a comparison of lengths
-        seconds = take_turns(calls, repeats, lambda: progress.advance(task, next(order)))
-    for name, row in rows.items():
-        row["flops"] = {n: flops[f"{name} {n}"] for n in lengths}
-        row["seconds"] = {n: seconds[f"{name} {n}"]._asdict() for n in lengths}
-
-    for row in rows.values():
-        medians = {tokens: taken["median"] for tokens, taken in row["seconds"].items()}
-        row["slope"] = {"flops": slope(row["flops"]), "seconds": slope(medians)}
+        rows = _measure(models, ids, lengths, repeats, progress)
     console.print(*_tables(rows))
     console.print(", ".join(f"{name} {row['parameters'] / 1e6:.2f} M" for name, row in rows.items()), "parameters.")
     found = rows["memformer"]["slope"]
@@ -103,6 +82,15 @@ def make_configs(d_model: int, longest: int) -> dict[str, Any]:
     return {name: MODELS[name][0](**wide | values) for name, values in fields.items()}
 
 
+def make_models(d_model: int, longest: int, device: torch.device) -> dict[str, Any]:
+    """The models of these configs, all from one seed."""
+    models = {}
+    for name, config in make_configs(d_model, longest).items():
+        torch.manual_seed(0)
+        models[name] = MODELS[name][1](config).to(device).eval()
+    return models
+
+
 @torch.no_grad()
 def read(model: Any, ids: Tensor) -> None:
     """Predict a document (1, N), segment by segment."""
@@ -114,6 +102,31 @@ def read(model: Any, ids: Tensor) -> None:
         source = target
 
 
+def _measure(models: Mapping[str, Any], ids: Tensor, lengths: list[int], repeats: int, progress: Progress) -> dict[str, Any]:
+    """What each model costs at each length; lengths take turns too, since a slope compares them."""
+    calls = {f"{name} {n}": partial(read, model, ids[:, :n]) for n in lengths for name, model in models.items()}
+    order = cycle([n for n in lengths for _ in models])
+    task = progress.add_task("measuring", total=(repeats + 2) * len(models) * sum(lengths))
+    flops = {}
+    for name, call in calls.items():
+        flops[name] = count_flops(call)
+        progress.advance(task, next(order))
+    seconds = take_turns(calls, repeats, lambda: progress.advance(task, next(order)))
+
+    rows = {}
+    for name, model in models.items():
+        counted = {n: flops[f"{name} {n}"] for n in lengths}
+        taken = {n: seconds[f"{name} {n}"] for n in lengths}
+        rows[name] = {
+            "parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "flops": counted,
+            "seconds": {n: each._asdict() for n, each in taken.items()},
+            "slope": {"flops": slope(counted), "seconds": slope({n: each.median for n, each in taken.items()})},
+            "config": asdict(model.config),
+        }
+    return rows
+
+
 def slope(values: Mapping[int, float]) -> float:
     """By which power of the length a cost grows, over lengths from an eighth of the longest on."""
     points = [(tokens, value) for tokens, value in values.items() if 8 * tokens >= max(values)]
@@ -122,7 +135,7 @@ def slope(values: Mapping[int, float]) -> float:
 
 
 def _tables(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
-    for what, title in (("flops", "GFLOP to read a sequence"), ("seconds", "seconds to read it: median (fastest to slowest)")):
+    for what, title in (("flops", "GFLOP to read a sequence"), ("seconds", "seconds to read it: median (slowest - fastest)")):
         table = Table("tokens", *rows, title=title)
         for tokens in next(iter(rows.values()))[what]:
             table.add_row(f"{tokens:,}", *(_cell(row[what][tokens]) for row in rows.values()))
@@ -133,4 +146,4 @@ def _tables(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[Table]:
 def _cell(cost: Any) -> str:
     if isinstance(cost, int):
         return f"{cost / 1e9:,.2f}"
-    return "{median:.2f} ({fastest:.2f}-{slowest:.2f})".format(**cost)
+    return f"{cost['median']:.2f} ({cost['slowest'] - cost['fastest']:.2f})"

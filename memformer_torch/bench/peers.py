@@ -188,18 +188,21 @@ def time_in_turns(workers: Mapping[str, Any], repeats: int) -> dict[str, dict[st
     """Seconds and resident bytes by contestant and task; to describe itself, a worker has run all before."""
     found: dict[str, dict[str, dict[str, Any]]] = {name: {} for name in workers}
     for task in dict.fromkeys(task for worker in workers.values() for task in worker.tasks):
-        able = {name: worker for name, worker in workers.items() if task in worker.tasks}
-        turns: dict[str, list[float]] = {name: [] for name in able}
+        turns: dict[str, list[float]] = {name: [] for name, worker in workers.items() if task in worker.tasks}
         for _ in range(repeats):
-            for name in list(able):
+            for name in list(turns):
                 try:
-                    turns[name].append(able[name].ask("seconds", task))
+                    turns[name].append(workers[name].ask("seconds", task))
                 except WorkerError as error:
                     found[name][task] = {"fails": str(error)}
-                    del able[name]
-        for name, worker in able.items():
-            resident = worker.ask("resident_bytes", task)
-            found[name][task] = _spread(turns[name]) | {"turns": turns[name], "resident": resident}
+                    del turns[name]
+        for name, taken in turns.items():
+            found[name][task] = _spread(taken) | {"turns": taken}
+    # last, as what is measured gives its free memory back, and the next turn would have to fetch it again
+    for name, costs in found.items():
+        for task, cost in costs.items():
+            with suppress(WorkerError):
+                cost["resident"] = workers[name].ask("resident_bytes", task)
     return found
 
 

@@ -63,13 +63,15 @@ class MemoryWriter(nn.Module):
         own_score = (query * slot_key).sum(-1, keepdim=True)  # (B, H, K, 1)
         own = F.pad(key.new_ones(1), (key.shape[-1], 0)).expand(*key.shape[:2], 1, -1)
         query = torch.cat([query, own_score], dim=-1)
+        del slot_key, own_score  # many slots: at inference their memory is the peak's
         key = torch.cat([F.pad(key, (0, 1)), own], dim=2)
         value = torch.cat([F.pad(value, (0, 1)), own], dim=2)
         if mask is not None:
             mask = F.pad(mask, (0, 1), value=True)
         taken = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=self.scale)  # eq. 6, 7
+        del query
         from_tokens, own_weight = taken[..., :-1], taken[..., -1:]
-        return merge_heads(from_tokens + own_weight * split_heads(slots, self.num_heads))  # eq. 8
+        return merge_heads(torch.addcmul(from_tokens, own_weight, split_heads(slots, self.num_heads)))  # eq. 8
 
     def _project(self, x: Tensor, weight: Tensor) -> list[Tensor]:
         return [split_heads(part, self.num_heads) for part in F.linear(x, weight).chunk(2, dim=-1)]
