@@ -24,6 +24,7 @@ from torch import Tensor
 
 from memformer_torch.data.cache import file_digest, flush
 from memformer_torch.distributed import shard_like
+from memformer_torch.nn.past import join_rows
 from memformer_torch.types import State
 
 
@@ -122,8 +123,7 @@ def pack_memories(ranks: list[list[State]]) -> dict[str, Tensor]:
     """The carried states of all lanes, from each rank's: the state itself, then those that are known of later segments."""
     packed: dict[str, Tensor] = {}
     for number, states in enumerate(zip(*ranks, strict=True)):
-        members = zip(*states, strict=True)
-        packed |= {f"{_memory_name(number)}.{index}": _join(member) for index, member in enumerate(members)}
+        packed |= {f"{_memory_name(number)}.{index}": member for index, member in enumerate(join_rows(list(states)))}
     return packed
 
 
@@ -140,19 +140,10 @@ def _memory_name(number: int) -> str:
     return f"memory.{number}" if number else "state"
 
 
-def _join(members: tuple[Tensor, ...]) -> Tensor:
-    """One under the other; where a cache has grown longer on one rank than on another, zeros stand behind its end."""
-    sizes = torch.tensor([member.shape[1:] for member in members]).amax(0).tolist()
-    joined = members[0].new_zeros(sum(len(member) for member in members), *sizes)
-    for part, member in zip(joined.split([len(member) for member in members]), members, strict=True):
-        part[(..., *(slice(size) for size in member.shape[1:]))] = member
-    return joined
-
-
-def write_durably(path: Path, text: str) -> None:
+def write_durably(path: Path, content: str | bytes) -> None:
     """Replace a file in one step: whole and on the disk, or as it was."""
     part = path.with_name(path.name + ".part")
-    part.write_text(text, encoding="utf-8")
+    part.write_bytes(content.encode() if isinstance(content, str) else content)
     flush(part)
     part.replace(path)
     flush(path.parent)

@@ -10,18 +10,14 @@ A session begins as an empty document. What was generated has been read as well.
 go on together, each as if alone: whatever is one value for one document is then a list of B.
 """
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
-from memformer_torch.data.cache import flush
+from memformer_torch import session_file
 from memformer_torch.data.tokenizer import TextStream, Tokenizer
 from memformer_torch.lanes import Lanes, Window
 from memformer_torch.sampling import Sampling
@@ -165,31 +161,12 @@ class Session:
         tails = [tail.encode() for tail in self._tails]
         tensors["tails"] = torch.tensor([[len(tail), *tail.ljust(LONGEST_TAIL, b"\0")] for tail in tails], dtype=torch.int16)
         tensors["tail_scores"] = torch.tensor(self._tail_scores, dtype=torch.float64)
-        tensors = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-        facts = {
-            "kind": "memformer-session-1",
-            "model": _fingerprint(self.model),
-            "tokenizer": "" if self.tokenizer is None else self.tokenizer.fingerprint,
-            "content": _digest(tensors),
-        }
-        path = Path(path)
-        part = path.with_name(path.name + ".part")
-        part.write_bytes(save(tensors, facts))
-        flush(part)
-        part.replace(path)
+        session_file.write(Path(path), tensors, self.model, self.tokenizer)
 
     @classmethod
     def load(cls, path: Path | str, model: Any, tokenizer: Tokenizer | None = None) -> "Session":
         """The session that `save` wrote; a ValueError if it is damaged or of another model, even one of the same shape."""
-        tensors, facts = _read(Path(path))
-        if facts.get("kind") != "memformer-session-1" or facts.get("content") != _digest(tensors):
-            raise ValueError(f"{path} is not a session as it was saved: it was edited, or is another kind of file")
-        if facts["model"] != _fingerprint(model):
-            raise ValueError(
-                f"{path} was saved by a session of another model, or of other weights: load the model it was made with"
-            )
-        if tokenizer is not None and facts["tokenizer"] not in ("", tokenizer.fingerprint):
-            raise ValueError(f"{path} was saved by a session with another tokenizer: load the one it was made with")
+        tensors = session_file.read(Path(path), model, tokenizer)
         session = cls(model, tokenizer, len(tensors["count"]))
         lanes, device = session._lanes, session._lanes.window.source.device
         members = [tensors[f"state.{name}"].to(device) for name in lanes.state._fields]
@@ -321,28 +298,3 @@ class _Writer:
 
 def _any_token(step: list[tuple[int | None, str]]) -> bool:
     return any(token is not None for token, _ in step)
-
-
-def _fingerprint(model: Any) -> str:
-    """Of a model's weights, names and config: another training or another shape gives another."""
-    digest = hashlib.sha256(repr((type(model).__name__, model.config)).encode())
-    digest.update(_digest(model.state_dict()).encode())
-    return digest.hexdigest()
-
-
-def _digest(tensors: dict[str, Tensor]) -> str:
-    digest = hashlib.sha256()
-    for name, tensor in sorted(tensors.items()):
-        digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    content = path.read_bytes()
-    try:
-        tensors = load(content)
-        size = int.from_bytes(content[:8], "little")
-        return tensors, json.loads(content[8 : 8 + size]).get("__metadata__", {})
-    except (SafetensorError, ValueError) as error:
-        raise ValueError(f"{path} is not a session, or was cut off: {error}") from error

@@ -15,7 +15,7 @@ LAYERS = [
     {"nn", "losses"},
     {"models", "data", "backprop"},
     {"distributed"},
-    {"checkpoint", "evaluate", "lanes", "sampling", "session"},
+    {"checkpoint", "evaluate", "lanes", "sampling", "session", "session_file"},
     {"metrics", "samples", "window"},
     {"train"},
     {"runs", "analysis", "bench"},

@@ -67,16 +67,19 @@ def image_rows(path: Path, rows: Mapping[str, Any], levels: int, columns: int | 
 
 
 def cost_by_position(path: Path, curves: Mapping[str, Mapping[int, tuple[float, float]]]) -> None:
-    """Tokens a second and bytes of state against position, one line a name, on logarithmic axes."""
+    """Tokens a second and bytes of state (on a logarithmic axis) against position, one line a name."""
     figure, _ = new_figure(figsize=(9, 3.6))
     figure.clear()
-    for index, (axes, label) in enumerate(zip(figure.subplots(1, 2), ("tokens a second", "bytes of state"), strict=True)):
+    speed, size = figure.subplots(1, 2)
+    for index, (axes, label) in enumerate([(speed, "tokens a second"), (size, "bytes of state")]):
         for name, curve in curves.items():
             axes.plot(list(curve), [point[index] for point in curve.values()], marker="o", label=name)
-        axes.set(xlabel="tokens read", ylabel=label, xscale="log", yscale="log")
+        axes.set(xlabel="tokens read", ylabel=label, xscale="log")
         axes.set_xticks(list(curve), [f"{position:,}" for position in curve])
-        axes.minorticks_off()
+        axes.set_xticks([], minor=True)
         axes.legend(fontsize="small")
+    speed.set_ylim(bottom=0)
+    size.set_yscale("log")
     figure.savefig(path, dpi=120)
 
 
@@ -97,7 +100,7 @@ def endless_reading(path: Path, points: Sequence[Mapping[str, float]], read: int
     for axes in (memory, seconds):
         axes.axvline(read / 1000, linestyle=":", color="grey")
         axes.set(xlabel="thousand tokens read")
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(0, 1.3 * memory.get_ylim()[1])
     figure.savefig(path, dpi=120)
 
 

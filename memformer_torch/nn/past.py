@@ -103,4 +103,4 @@ def _fill_up(member: Tensor, sizes: list[int]) -> Tensor:
 
 
 def _rebuild(like: Rows, members: list[Tensor]) -> Rows:
-    return type(like)(*members)
+    return type(like)(*members) if hasattr(like, "_fields") else type(like)(members)
