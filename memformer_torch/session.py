@@ -216,7 +216,9 @@ class Session:
         while any(active) and (max_tokens is None or number < max_tokens):
             lanes.check_room([int(does) for does in active])
             logits = lanes.next_logits()
-            uniform = torch.tensor([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
+            uniform = torch.zeros(self.batch_size, dtype=torch.float64)
+            if sampling.temperature > 0:
+                uniform = torch.tensor([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
             recent = lanes.recent() if needs_recent else lanes.window.source
             chosen = sampling.choose(logits, recent, uniform)
             lanes.append(chosen, active)
