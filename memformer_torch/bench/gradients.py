@@ -119,13 +119,12 @@ def _add_ratios(rows: list[dict[str, Any]]) -> None:
 
 
 def _print(console: Console, rows: list[dict[str, Any]]) -> None:
-    table = Table("", "segments", "method", "peak MB", "share (paper)", "seconds", "speed (paper)", "allowed")
+    table = Table("segments", "method", "MB", "share (paper)", "s", "speed (paper)", "allowed")
     table.title = "What each method holds and takes, relative to BPTT"
     for row in rows:
         paper = PAPER[row["method"]]
         table.add_row(
-            row["shape"],
-            str(row["horizon"]),
+            f"{row['shape']}, {row['horizon']}",
             row["method"],
             f"{row['peak_bytes'] / 1e6:,.1f}",
             f"{row['share_of_bytes']:.2f} ({paper[0]:.2f})",
