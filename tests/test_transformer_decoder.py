@@ -171,4 +171,5 @@ def test_a_full_document_may_begin_a_segment():
     state = model.initial_state(2)
     for segment in pieces(text(), [6, 6]):
         state = model.advance(segment, state)
-    model.begin(segment.target, state)
+    assert state.length.tolist() == 2 * [model.config.max_length]
+    assert model.begin(segment.target, state).rows.length.tolist() == state.length.tolist()
