@@ -268,6 +268,7 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return torch.optim.AdamW(
         [{"params": groups[True], "weight_decay": config.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
         lr=config.learning_rate,
+        fused=True,  # one kernel for all, where the default takes a dozen a weight
     )
 
 

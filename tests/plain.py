@@ -43,13 +43,12 @@ def forget(slot: Tensor, bias: Tensor) -> Tensor:
 
 
 def turn(x: Tensor, position: int) -> Tensor:
-    """Rotate the pairs (x_i, x_{i + n/2}) of one head's vector by the position's angles."""
-    half = len(x) // 2
+    """Rotate the pairs (x_0, x_1), (x_2, x_3), ... of one head's vector by the position's angles."""
     out = x.clone()
-    for i in range(half):
-        angle = position * 10_000.0 ** (-2 * i / len(x))
-        out[i] = x[i] * math.cos(angle) - x[i + half] * math.sin(angle)
-        out[i + half] = x[i + half] * math.cos(angle) + x[i] * math.sin(angle)
+    for i in range(0, len(x), 2):
+        angle = position * 10_000.0 ** (-i / len(x))
+        out[i] = x[i] * math.cos(angle) - x[i + 1] * math.sin(angle)
+        out[i + 1] = x[i + 1] * math.cos(angle) + x[i] * math.sin(angle)
     return out
 
 

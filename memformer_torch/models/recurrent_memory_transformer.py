@@ -171,7 +171,7 @@ class RecurrentMemoryTransformer(nn.Module, PyTorchModelHubMixin):
 
     def _finish(self, last: _Last, span: slice) -> Tensor:
         """The last layer's output at some positions."""
-        rotary = Rotary(*(part[:, :, span] for part in last.rotary))
+        rotary = Rotary(last.rotary.turn[:, span])
         return self.blocks[-1](last.x[:, span], last.key_value, rotary, last.mask[:, :, span])
 
     def _rotary(self, num_inputs: int) -> Rotary:

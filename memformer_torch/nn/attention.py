@@ -12,29 +12,29 @@ from memformer_torch.nn.past import Past
 
 
 class Rotary(NamedTuple):
-    """Rotation by position: cosines and sines, (1 or B, 1, L, D/H/2)."""
+    """Rotation by position, as unit complex numbers: a pair of neighbouring channels is one complex number."""
 
-    cosine: Tensor
-    sine: Tensor
+    turn: Tensor
+    """(1 or B, L, 1, D/H/2)"""
 
     @classmethod
     def at(cls, positions: Tensor, d_head: int, dtype: torch.dtype) -> "Rotary":
-        """Angles for integer positions (1 or B, L), in the frequencies of Su et al. (2021), for a model of this type."""
+        """For integer positions (1 or B, L), in the frequencies of Su et al. (2021), for a model of this type."""
         dtype = torch.promote_types(dtype, torch.float32)  # half precision would blur the angles
         exponents = torch.arange(0, d_head, 2, device=positions.device, dtype=dtype) / d_head
-        angles = positions[:, None, :, None] * 10_000.0**-exponents
-        return cls(angles.cos(), angles.sin())
+        angles = positions[..., None, None] * 10_000.0**-exponents
+        return cls(torch.polar(torch.ones_like(angles), angles))
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn x (B, H, L, D/H) so that a dot product depends on the distance between positions alone."""
-        cosine, sine = self.cosine.to(x.dtype), self.sine.to(x.dtype)
-        left, right = x.chunk(2, dim=-1)
-        return torch.cat([left * cosine - right * sine, right * cosine + left * sine], dim=-1)
+        """Turn x (B, L, H, D/H) so that a dot product depends on the distance between positions alone."""
+        pairs = torch.view_as_complex(x.to(self.turn.dtype.to_real()).unflatten(-1, (-1, 2)))
+        return torch.view_as_real(pairs * self.turn).flatten(-2).to(x.dtype)  # one product, where sines and cosines take six
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(B, L, D) -> (B, H, L, D/H)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+def split_heads(x: Tensor, num_heads: int, rotary: Rotary | None = None) -> Tensor:
+    """(B, L, D) -> (B, H, L, D/H), turned by position."""
+    x = x.unflatten(-1, (num_heads, -1))
+    return (x if rotary is None else rotary.rotate(x)).transpose(1, 2)
 
 
 def merge_heads(x: Tensor) -> Tensor:
@@ -55,8 +55,9 @@ class SelfAttention(nn.Module):
         self, x: Tensor, rotary: Rotary, mask: Tensor | None = None, causal: bool = False, past: Past | None = None
     ) -> Tensor:
         """x (B, L, D); mask bool (B, 1, 1, L), True where a key may be seen; `past` goes before, and takes x in."""
-        query, key, value = (split_heads(part, self.num_heads) for part in self.query_key_value(x).chunk(3, dim=-1))
-        query, key = rotary.rotate(query), rotary.rotate(key)
+        query_key, value = self.query_key_value(x).tensor_split([2 * x.shape[-1]], dim=-1)
+        query, key = split_heads(query_key, 2 * self.num_heads, rotary).chunk(2, dim=1)  # both in one
+        value = split_heads(value, self.num_heads)
         if past is not None:
             (key, value), mask, causal = past.append(key, value), past.mask, False
         hidden = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=causal)
@@ -78,15 +79,13 @@ class CrossAttention(nn.Module):
 
     def project(self, context: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values of a context (B, N, D), each (B, H, N, D/H)."""
-        key, value = (split_heads(part, self.num_heads) for part in self.key_value(context).chunk(2, dim=-1))
-        return key if rotary is None else rotary.rotate(key), value
+        key, value = self.key_value(context).chunk(2, dim=-1)
+        return split_heads(key, self.num_heads, rotary), split_heads(value, self.num_heads)
 
     def forward(
         self, x: Tensor, key_value: tuple[Tensor, Tensor], rotary: Rotary | None = None, mask: Tensor | None = None
     ) -> Tensor:
         """x (B, L, D); mask bool (B, 1, 1, N), True where a key may be seen."""
-        query = split_heads(self.query(x), self.num_heads)
-        if rotary is not None:
-            query = rotary.rotate(query)
+        query = split_heads(self.query(x), self.num_heads, rotary)
         hidden = F.scaled_dot_product_attention(query, *key_value, attn_mask=mask)
         return self.out(merge_heads(hidden))

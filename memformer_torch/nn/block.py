@@ -32,13 +32,13 @@ class Block(nn.Module):
     def project(self, x: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor]:
         """Keys and values of tokens (B, N, D), each (B, H, N, D/H)."""
         key, value = self.key_value(self.norm_attention(x)).chunk(2, dim=-1)
-        return rotary.rotate(split_heads(key, self.num_heads)), split_heads(value, self.num_heads)
+        return split_heads(key, self.num_heads, rotary), split_heads(value, self.num_heads)
 
     def forward(
         self, x: Tensor, key_value: tuple[Tensor, Tensor], rotary: Rotary, mask: Tensor | None = None, causal: bool = False
     ) -> Tensor:
         """x (B, L, D); mask bool (L, N) or (B, 1, L, N), True where a key may be seen."""
-        query = rotary.rotate(split_heads(self.query(self.norm_attention(x)), self.num_heads))
+        query = split_heads(self.query(self.norm_attention(x)), self.num_heads, rotary)
         hidden = F.scaled_dot_product_attention(query, *key_value, attn_mask=mask, is_causal=causal)
         x = x + self.dropout(self.out(merge_heads(hidden)))
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
