@@ -191,3 +191,36 @@ def shares_of_time(path: Path, shares: Mapping[str, Mapping[str, float]], marks:
     axes.set(xlim=(0, 1), xlabel="share of the time")
     figure.legend(loc="outside lower center", ncols=5, fontsize="small")
     figure.savefig(path, dpi=120)
+
+
+def scores_by_cost(path: Path, dots: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]], cost: str, score: str) -> None:
+    """A dot a name at its cost and its median score, with the spread of its scores; a colour a group."""
+    figure, axes = new_figure(figsize=(9, 5))
+    for group, points in dots.items():
+        costs = [point[0] for point in points.values()]
+        _errorbars(axes, costs, [point[1] for point in points.values()], label=group, linestyle="none")
+        for name, (place, scores) in points.items():
+            axes.annotate(name, (place, np.median(scores)), (5, 4), textcoords="offset points", fontsize="x-small")
+    axes.set(xlabel=cost, ylabel=score, xscale="log")
+    axes.margins(x=0.15)
+    if dots:
+        axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def scores_by_number(path: Path, curve: Mapping[int, Sequence[float]], number: str, score: str) -> None:
+    """Median scores with their spread against a number, on a logarithmic axis."""
+    figure, axes = new_figure(figsize=(7, 3.6))
+    _errorbars(axes, list(curve), list(curve.values()))
+    axes.set(xlabel=number, ylabel=score)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    figure.savefig(path, dpi=120)
+
+
+def _errorbars(axes: Any, places: Sequence[float], scores: Sequence[Sequence[float]], **options: Any) -> None:
+    """Medians, with bars from the least to the most."""
+    medians = [float(np.median(row)) for row in scores]
+    spread = [[median - min(row) for median, row in zip(medians, scores, strict=True)]]
+    spread += [[max(row) - median for median, row in zip(medians, scores, strict=True)]]
+    axes.errorbar(places, medians, yerr=spread, marker="o", capsize=3, **options)
