@@ -24,9 +24,13 @@ from memformer_torch.bench.sizes import models
 from memformer_torch.bench.step import step
 from memformer_torch.demo.digits import digits
 from memformer_torch.demo.retention import retention
+from memformer_torch.reproduce.command import reproduce
+from memformer_torch.reproduce.readme import results
 from memformer_torch.runs import nearest
+from memformer_torch.serve.explore import explore
 from memformer_torch.talk.chat import chat
 from memformer_torch.talk.generate import generate
+from memformer_torch.talk.inspect import inspect as inspect_run
 from memformer_torch.talk.read import read
 
 COMMANDS: Any = {
@@ -36,7 +40,11 @@ COMMANDS: Any = {
     "generate": generate,
     "chat": chat,
     "read": read,
+    "explore": explore,
+    "inspect": inspect_run,
     "models": models,
+    "reproduce": reproduce,
+    "results": results,
     "demo": {"_help": "Short runs that show what the model does.", "digits": digits, "retention": retention},
     "bench": {
         "_help": "What things cost, measured side by side.",
@@ -53,6 +61,9 @@ COMMANDS: Any = {
         "all": every,
     },
 }
+
+SWITCHES = ("--json", "--draw", "--quick", "--install", "--list", "--render", "--check")
+"""Options that people write without a value."""
 
 
 class Formatter(DefaultHelpFormatter):
@@ -88,10 +99,7 @@ class Parser(ArgumentParser):
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; an error that a user can mend is one line and exit code 2."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    # switches, as people write them
-    arguments = [
-        f"{argument}=true" if argument in ("--json", "--draw", "--quick", "--install") else argument for argument in arguments
-    ]
+    arguments = [f"{argument}=true" if argument in SWITCHES else argument for argument in arguments]
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # what stands under a config's fields is their help
     try:
         auto_cli(COMMANDS, args=arguments, allow_abbrev=False, parser_class=Parser, prog="memformer")

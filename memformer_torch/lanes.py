@@ -148,6 +148,19 @@ class Lanes:
         joined._hidden = torch.cat([part._hidden for part in parts])
         return joined
 
+    @torch.no_grad()
+    def put(self, lane: int, other: "Lanes") -> None:
+        """Replace a lane by a copy of the only one of another: one lane is copied, however many there are."""
+        self._begin()
+        other._begin()
+        assert self._cache is not None
+        assert other._cache is not None
+        index = torch.tensor([lane], device=self.window.source.device)
+        self.state, self.window = put_rows(self.state, index, other.state), put_rows(self.window, index, other.window)
+        self._cache = self._cache._replace(rows=put_rows(self._cache.rows, index, other._cache.rows))
+        self._hidden[index] = other._hidden
+        self.count[lane], self.position[lane], self._cached[lane] = other.count[0], other.position[0], other._cached[0]
+
     def _like(self, state: Any, window: Window) -> "Lanes":
         other = Lanes.__new__(Lanes)
         other.model, other.state, other.window, other._cache = self.model, state, window, None

@@ -154,6 +154,25 @@ class Session:
 
         Caches are left out, and here forgotten too: this session and one that is loaded go on alike, to the bit.
         """
+        session_file.write(Path(path), self._tensors(), self.model, self.tokenizer)
+
+    @classmethod
+    def load(cls, path: Path | str, model: Any, tokenizer: Tokenizer | None = None) -> "Session":
+        """The session that `save` wrote; a ValueError if it is damaged or of another model, even one of the same shape."""
+        return cls._from_tensors(session_file.read(Path(path), model, tokenizer), str(path), model, tokenizer)
+
+    def to_bytes(self, fingerprint: str) -> bytes:
+        """What `save` writes; the model's `session_file.fingerprint` is given, which takes long to find for a large one."""
+        return session_file.pack(self._tensors(), fingerprint, self.tokenizer)
+
+    @classmethod
+    def from_bytes(
+        cls, content: bytes, fingerprint: str, name: str, model: Any, tokenizer: Tokenizer | None = None
+    ) -> "Session":
+        """As `load`; errors say `name`."""
+        return cls._from_tensors(session_file.unpack(content, fingerprint, tokenizer, name), name, model, tokenizer)
+
+    def _tensors(self) -> dict[str, Tensor]:
         self._lanes.forget_cache()
         tensors = {f"state.{name}": member for name, member in zip(self.state._fields, self.state, strict=True)}
         tensors |= self._lanes.window._asdict()
@@ -161,12 +180,10 @@ class Session:
         tails = [tail.encode() for tail in self._tails]
         tensors["tails"] = torch.tensor([[len(tail), *tail.ljust(LONGEST_TAIL, b"\0")] for tail in tails], dtype=torch.int16)
         tensors["tail_scores"] = torch.tensor(self._tail_scores, dtype=torch.float64)
-        session_file.write(Path(path), tensors, self.model, self.tokenizer)
+        return tensors
 
     @classmethod
-    def load(cls, path: Path | str, model: Any, tokenizer: Tokenizer | None = None) -> "Session":
-        """The session that `save` wrote; a ValueError if it is damaged or of another model, even one of the same shape."""
-        tensors = session_file.read(Path(path), model, tokenizer)
+    def _from_tensors(cls, tensors: dict[str, Tensor], name: str, model: Any, tokenizer: Tokenizer | None) -> "Session":
         session = cls(model, tokenizer, len(tensors["count"]))
         lanes, device = session._lanes, session._lanes.window.source.device
         members = [tensors[f"state.{name}"].to(device) for name in lanes.state._fields]
@@ -176,7 +193,7 @@ class Session:
         session._tails = [bytes(row[1 : 1 + row[0]]).decode() for row in tensors["tails"].tolist()]
         session._tail_scores = tensors["tail_scores"].tolist()
         if tokenizer is None and any(session._tails):
-            raise ValueError(f"{path} ends inside a word: pass the tokenizer it was made with")
+            raise ValueError(f"{name} ends inside a word: pass the tokenizer it was made with")
         return session
 
     def _feed(self, rows: Sequence[Any]) -> list[float]:
@@ -209,9 +226,9 @@ class Session:
         lanes, active = self._lanes, [True] * self.batch_size
         generators = [torch.Generator().manual_seed(seed + row) for row in range(self.batch_size)]
         needs_recent = sampling.repetition_penalty != 1
-        writers: list[_Writer] = []
+        writers: list[TextWriter] = []
         if self.tokenizer is not None:
-            writers = [_Writer(self.tokenizer, [t for t in row if t >= 0], stop_texts) for row in lanes.recent().tolist()]
+            writers = [TextWriter(self.tokenizer, [t for t in row if t >= 0], stop_texts) for row in lanes.recent().tolist()]
         number = 0
         while any(active) and (max_tokens is None or number < max_tokens):
             lanes.check_room([int(does) for does in active])
@@ -275,7 +292,7 @@ class Session:
         return values[0] if self.batch_size == 1 else values
 
 
-class _Writer:
+class TextWriter:
     """Ids to text, holding back what may be the beginning of a stop."""
 
     def __init__(self, tokenizer: Tokenizer, before: list[int], stops: list[str]) -> None:

@@ -18,8 +18,8 @@ LAYERS = [
     {"checkpoint", "evaluate", "lanes", "sampling", "session", "session_file"},
     {"metrics", "samples", "window"},
     {"train"},
-    {"runs", "analysis", "bench"},
-    {"demo", "commands", "talk"},
+    {"runs", "analysis", "bench", "workers"},
+    {"demo", "commands", "talk", "reproduce"},
     {"cli", "serve"},
     {"__main__"},
 ]

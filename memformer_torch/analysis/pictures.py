@@ -194,15 +194,27 @@ def shares_of_time(path: Path, shares: Mapping[str, Mapping[str, float]], marks:
 
 
 def scores_by_cost(path: Path, dots: Mapping[str, Mapping[str, tuple[float, Sequence[float]]]], cost: str, score: str) -> None:
-    """A dot a name at its cost and its median score, with the spread of its scores; a colour a group."""
-    figure, axes = new_figure(figsize=(9, 5))
+    """A dot a name at its cost and its median score, with the spread of its scores; a colour a group, names at the side."""
+    names = [(float(np.median(point[1])), name, point[0], group) for group in dots for name, point in dots[group].items()]
+    figure, axes = new_figure(figsize=(9, max(4, 0.26 * len(names))))
+    colours = {group: f"C{index % 10}" for index, group in enumerate(dots)}
     for group, points in dots.items():
-        costs = [point[0] for point in points.values()]
-        _errorbars(axes, costs, [point[1] for point in points.values()], label=group, linestyle="none")
-        for name, (place, scores) in points.items():
-            axes.annotate(name, (place, np.median(scores)), (5, 4), textcoords="offset points", fontsize="x-small")
+        costs, scores = [point[0] for point in points.values()], [point[1] for point in points.values()]
+        _errorbars(axes, costs, scores, color=colours[group], label=group, linestyle="none")
+    for line, (median, name, place, group) in enumerate(sorted(names, reverse=True)):
+        axes.annotate(
+            name,
+            (place, median),
+            (1.04, 0.98 - 0.96 * line / max(1, len(names) - 1)),  # in the order of scores, so that lines hardly cross
+            textcoords="axes fraction",
+            va="center",
+            fontsize="x-small",
+            color=colours[group],
+            arrowprops={"arrowstyle": "-", "color": colours[group], "alpha": 0.3, "linewidth": 0.7, "relpos": (0, 0.5)},
+        )
     axes.set(xlabel=cost, ylabel=score, xscale="log")
-    axes.margins(x=0.15)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.xaxis.set_minor_formatter("{x:,.0f}")
     if dots:
         axes.legend(fontsize="small")
     figure.savefig(path, dpi=120)

@@ -35,6 +35,10 @@ class Retention:
     def vocab_size(self) -> int:
         return self.num_values + self.num_noise + 2
 
+    @property
+    def ask_token(self) -> int:
+        return self.vocab_size - 1
+
     def show(self, values: Tensor, generator: torch.Generator) -> Tensor:
         """The segment (B, L) that shows these values (B,)."""
         segment = self.noise(len(values), generator)
@@ -49,7 +53,7 @@ class Retention:
     def ask(self, values: Tensor) -> Tensor:
         """The target (B, L) whose position 1 is the answer."""
         segment = values.new_full((len(values), self.segment_length), IGNORE)
-        segment[:, 0], segment[:, 1] = self.vocab_size - 1, values
+        segment[:, 0], segment[:, 1] = self.ask_token, values
         return segment
 
     def rollout(self, values: Tensor, num_distractors: int, generator: torch.Generator) -> list[Segment]:
@@ -62,3 +66,7 @@ class Retention:
         nothing = torch.full_like(texts[0][:, :1], IGNORE)
         targets = texts if self.predict_all else [*[nothing] * (len(texts) - 1), texts[-1]]
         return [Segment(source, target) for source, target in zip([begin, *texts], targets, strict=False)]
+
+    def answers(self, target: Tensor) -> Tensor:
+        """bool (B, L): where a target holds the value that the memory must give."""
+        return (target[:, :1] == self.ask_token) & (target >= 0) & (target < self.num_values)

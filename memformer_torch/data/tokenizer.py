@@ -5,6 +5,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +43,7 @@ class Tokenizer(ABC):
         stream = TextStream(self)
         return stream.feed(ids) + stream.finish()
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         canonical = json.dumps(self.definition(), sort_keys=True, ensure_ascii=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -1,14 +1,11 @@
 """Two models on handwritten digits side by side: the same Memformer with its memory and without."""
 
 import io
-import multiprocessing
 import shutil
-import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Mapping
+from contextlib import redirect_stderr
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from memformer_torch.evaluate import complete
 from memformer_torch.runs import new_run, open_run, read_config
 from memformer_torch.train import TrainConfig, Trainer, Watcher
 from memformer_torch.types import PAD
+from memformer_torch.workers import Ended, Parent, Workers
 
 DATA = {"name": "digits"}
 SIZES = {
@@ -119,51 +117,23 @@ def _is_own(folder: Path, model: dict[str, Any], config: TrainConfig) -> bool:
 def train_side_by_side(folders: Mapping[str, Path], updates: int, console: Console) -> None:
     """Train runs at the same time, a process and a bar each; an end of this process is the end of all."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console) as progress, _processes(folders) as processes:
+    with Progress(*columns, console=console) as progress, Workers() as workers:
         bars = {name: progress.add_task(f"{name:14}  loss  -.---", total=updates) for name in folders}
-        names = {connection: name for name, (_, connection) in processes.items()}
-        while names:
-            for connection in wait(list(names)):
-                assert isinstance(connection, Connection)
-                name = names[connection]
-                try:
-                    update, loss = connection.recv()
-                except EOFError:  # it has ended
-                    del names[connection]
-                    process = processes[name][0]
-                    process.join()
-                    if process.exitcode:
-                        raise ChildProcessError(f"training {folders[name]} ended with exit code {process.exitcode}") from None
-                else:
+        for name, folder in folders.items():
+            workers.start(name, _train, folder)
+        while workers:
+            for name, message in workers.messages():
+                if not isinstance(message, Ended):
+                    update, loss = message
                     progress.update(bars[name], completed=update, description=f"{name:14}  loss {loss:6.3f}")
+                elif message.exitcode:
+                    raise ChildProcessError(f"training {folders[name]} ended with exit code {message.exitcode}")
 
 
-@contextmanager
-def _processes(folders: Mapping[str, Path]) -> Iterator[dict[str, tuple[Any, Connection]]]:
-    context = multiprocessing.get_context("spawn")
-    processes = {}
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # handed down: Ctrl-C is for this process, which ends the others
-    for name, folder in folders.items():
-        here, there = context.Pipe(duplex=False)
-        process = context.Process(target=_train, args=(folder, there), daemon=True)
-        process.start()
-        there.close()
-        processes[name] = (process, here)
-    signal.signal(signal.SIGINT, before)
-    try:
-        yield processes
-    finally:
-        for process, _ in processes.values():
-            process.terminate()
-            process.join()
-
-
-def _train(folder: Path, connection: Connection) -> None:
-    torch.set_num_threads(1)
+def _train(parent: Parent, folder: Path) -> None:
     with _quiet():
         trainer = open_run(folder, "cpu")
-    with suppress(BrokenPipeError):  # nobody is left to train for
-        trainer.fit(Watcher(lambda update, line: connection.send((update, line["loss"]))))
+    trainer.fit(Watcher(lambda update, line: parent.send((update, line["loss"])), should_stop=parent.should_stop))
 
 
 def _quiet() -> redirect_stderr[io.StringIO]:

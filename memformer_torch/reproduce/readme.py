@@ -1,0 +1,49 @@
+"""The README's results, written from what was measured, so that they cannot drift apart."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from memformer_torch.checkpoint import write_durably
+from memformer_torch.reproduce.experiments import EXPERIMENTS
+from memformer_torch.reproduce.report import grid_markdown
+from memformer_torch.reproduce.row import Results
+
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+
+
+def results(readme: Path = Path("README.md"), out: Path = Path("results/quality"), check: bool = False) -> None:
+    """Write what `memformer reproduce` found into the README, between its two markers.
+
+    Args:
+        readme: The file; the part between "<!-- results: begin -->" and "<!-- results: end -->" is replaced.
+        out: Folder with the results.
+        check: Change nothing, and fail if the part is not what the results say.
+    """
+    text = readme.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"{readme} has no place for results: put the lines {BEGIN} and {END} where they belong")
+    new = f"{before}{BEGIN}\n{as_section(out, readme.parent)}\n{END}{after}"
+    if check and new != text:
+        raise ValueError(f"{readme} does not say what {out} says: memformer results --readme {readme} --out {out}")
+    if not check:
+        write_durably(readme, new)
+    Console().print(f"{readme} says what {out} says", highlight=False, markup=False)
+
+
+def as_section(out: Path, folder: Path) -> str:
+    """All experiments of which there is a result at cpu scale, in brief, with links from a file in `folder`."""
+    parts, found = [], Results(out)
+    for name, experiment in EXPERIMENTS.items():
+        if not any(found.get(row) is not None for row in experiment("cpu").rows(found)):
+            continue
+        report = experiment("cpu").report(found)
+        file = Path(os.path.relpath(out / f"{name}.md", folder)).as_posix()
+        parts += [f"**{report.title}** ([{file}]({file}), `memformer reproduce {name}`)", grid_markdown(report.brief)]
+        parts += [report.summary] if report.summary else []
+    if not parts:
+        raise ValueError(f"there are no results in {out} yet: memformer reproduce {next(iter(EXPERIMENTS))}")
+    return "\n\n".join(parts)

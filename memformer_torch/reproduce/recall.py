@@ -1,0 +1,112 @@
+"""How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder."""
+
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from memformer_torch.analysis import pictures
+from memformer_torch.reproduce.plan import as_time
+from memformer_torch.reproduce.report import Experiment, Grid, Report
+from memformer_torch.reproduce.retention import accuracies, as_share
+from memformer_torch.reproduce.row import Results
+from memformer_torch.reproduce.table import SEEDS, Budget, Table, Variant
+from memformer_torch.reproduce.tasks import task_row
+
+PAIRS = (1, 2, 4, 8, 16)
+DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64)
+MOST_DISTRACTORS = 8  # in training, after each segment of pairs
+LENGTH = 12
+MEMFORMER: dict[str, Any] = {
+    "name": "memformer",
+    "d_model": 64,
+    "num_heads": 4,
+    "d_ff": 128,
+    "num_encoder_layers": 2,
+    "num_decoder_layers": 2,
+    "segment_length": LENGTH,
+    "num_slots": 32,
+    "bias_length": 0.01,
+    "dropout": 0.0,
+}
+WIRINGS = {"encoder+memory": "decoder reads encoder and memory", "encoder": "decoder reads the encoder alone (the paper's)"}
+RECIPE = {
+    "task": "recall",
+    "options": {"segment_length": LENGTH, "pairs_per_segment": 4},
+    "pairs": 16,
+    "distractors": MOST_DISTRACTORS,
+    "updates": 4000,
+    "batch_size": 64,
+    "look_every": 200,
+    "look_at": (0, 8, 64),
+    "read": {str(pairs): DISTANCES for pairs in PAIRS},
+}
+NOTE = (
+    f"Pairs of one of 16 keys and 16 values, four a segment of {LENGTH} tokens; after each such segment as many segments "
+    "of noise as the column says; then up to five keys are asked for. Trained with at most "
+    f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
+    "the values but not whose they are gives 1 over the number of pairs."
+)
+
+
+def table(scale: str) -> Table:
+    """The same at both scales: the paper has no such experiment."""
+    variants = [
+        Variant(label=label, slug=wiring.replace("+", "-and-"), model=MEMFORMER | {"decoder_reads": wiring}, seeds=SEEDS)
+        for wiring, label in WIRINGS.items()
+    ]
+    budget = Budget(train=RECIPE, rates=(2e-3,))
+    return Table(experiment="recall", scale=scale, data={}, budget=budget, variants=variants, work=task_row, seconds=1500.0)
+
+
+def report(table: Table, results: Results) -> Report:
+    found = table.found(results)
+    columns = ("decoder_reads", "pairs", *[f"{distance}" for distance in DISTANCES], "seeds")
+    lines = [
+        [variant.model["decoder_reads"], str(pairs)]
+        + [as_share(accuracies(found[variant.slug], str(pairs), distance)) for distance in DISTANCES]
+        + [str(len(found[variant.slug]))]
+        for variant in table.variants
+        if found[variant.slug]
+        for pairs in PAIRS
+    ]
+    title = "Accuracy by pairs and segments of noise: median, and the least"
+    runs = [run for runs in found.values() for run in runs]
+    reached = "; ".join(
+        f"{variant.model['decoder_reads']}: {', '.join(_reached(run) for run in found[variant.slug])}"
+        for variant in table.variants
+        if found[variant.slug]
+    )
+    return Report(
+        title="Recall: pairs, then a key",
+        grids=[Grid(title=title, columns=columns, lines=lines)],
+        notes=[
+            NOTE,
+            f"The hardest documents that training came to, by seed: {reached}.",
+            f"Machine time, one core a run: {as_time(sum(run['seconds'] for run in runs))}.",
+        ],
+        draw=partial(_draw, table, found),
+        brief=Grid(title=title, columns=columns, lines=lines),
+        summary="Columns are segments of noise after each segment of pairs. Chance is 0.0625.",
+    )
+
+
+def _reached(run: dict[str, Any]) -> str:
+    return f"{run['reached']['pairs']} pairs with {run['reached']['distractors']} segments of noise"
+
+
+def _draw(table: Table, found: dict[str, list[dict[str, Any]]], path: Path) -> None:
+    curves = {
+        f"{variant.model['decoder_reads']}, {pairs} pairs": {
+            distance: median(accuracies(found[variant.slug], str(pairs), distance)) for distance in DISTANCES if distance
+        }
+        for variant in table.variants
+        if found[variant.slug]
+        for pairs in PAIRS
+    }
+    pictures.accuracy_by_distance(path, curves, 1 / 16, MOST_DISTRACTORS)
+
+
+def recall(scale: str) -> Experiment:
+    chosen = table(scale)
+    return Experiment(name="recall", rows=chosen.rows, report=partial(report, chosen))

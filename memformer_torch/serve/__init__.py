@@ -1,0 +1,1 @@
+"""A model on a page and behind an API: `memformer explore`."""

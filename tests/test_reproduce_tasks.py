@@ -1,0 +1,164 @@
+"""Rows on synthetic tasks: what is trained, what is read, and that a stop changes nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from memformer_torch import Output, mrbp
+from memformer_torch.data.recall import Recall
+from memformer_torch.data.retention import Retention
+from memformer_torch.models import MODELS
+from memformer_torch.reproduce import recall, retention
+from memformer_torch.reproduce.row import Results, Row
+from memformer_torch.reproduce.tasks import AnswersOnly, Level, Recipe, accuracy, draw, task_row
+
+SMALL = {
+    "task": "recall",
+    "options": {"segment_length": 6, "num_keys": 4, "num_values": 3, "num_noise": 2, "pairs_per_segment": 2},
+    "pairs": 3,
+    "distractors": 2,
+    "updates": 6,
+    "batch_size": 3,
+    "learning_rate": 1e-3,
+    "look_every": 2,
+    "look_at": (1,),
+    "read": {"1": (0, 1), "3": (2,)},
+}
+MODEL = {"name": "memformer", "d_model": 8, "num_heads": 2, "d_ff": 8, "segment_length": 6, "dropout": 0.1}
+MEMFORMER = MODEL | {"num_encoder_layers": 1, "num_decoder_layers": 1, "num_slots": 2}
+
+
+def row(model, **changes) -> Row:
+    return Row(
+        experiment="recall", family=model["name"], label="", slug="row", work=task_row, model=model, train=SMALL | changes
+    )
+
+
+@pytest.mark.parametrize("model", [MEMFORMER, MODEL | {"name": "transformer-xl", "num_layers": 1, "memory_length": 8}])
+def test_a_stop_changes_nothing(tmp_path, model):
+    calls = 0
+
+    def stop() -> bool:
+        nonlocal calls
+        calls += 1
+        return calls == 3
+
+    whole = task_row(row(model), tmp_path / "whole", lambda *_: None, lambda: False)
+    assert task_row(row(model), tmp_path / "parts", lambda *_: None, stop) is None
+    parts = task_row(row(model), tmp_path / "parts", lambda *_: None, lambda: False)
+    assert whole is not None
+    assert parts is not None
+    assert calls == 3
+    for name in ("accuracy", "valid", "tokens", "updates", "reached"):
+        assert parts[name] == whole[name]
+    one, other = (
+        (tmp_path / name / "checkpoints" / "00000006" / "weights.safetensors").read_bytes() for name in ("whole", "parts")
+    )
+    assert one == other
+    json.dumps(whole)
+
+
+def test_other_settings_begin_again(tmp_path):
+    task_row(row(MEMFORMER), tmp_path, lambda *_: None, lambda: False)
+    again = task_row(row(MEMFORMER, updates=4), tmp_path, lambda *_: None, lambda: False)
+    assert again is not None
+    assert again["updates"] == 4
+
+
+@pytest.mark.parametrize("task", [Retention(predict_all=True), Recall(num_queries=2, predict_all=True)])
+def test_only_answers_count(task):
+    """The loss is the mean over the answers, whatever else was read or asked; its gradient too."""
+    torch.manual_seed(0)
+    config, model_class = MODELS["lstm"]
+    sizes = {"vocab_size": task.vocab_size, "d_model": 8, "hidden_size": 8, "num_layers": 1, "dropout": 0.0}
+    model = model_class(config(**sizes, segment_length=task.segment_length)).double()
+    segments = draw(task, 3, 2, torch.Generator().manual_seed(0))
+    state, losses = model.initial_state(3), []
+    for segment in segments:
+        logits, state, _ = model(segment, state)
+        for row, target in zip(logits.log_softmax(-1), segment.target.tolist(), strict=True):
+            if target[0] == task.ask_token:
+                losses += [-row[place, token] for place, token in enumerate(target) if 0 <= token < task.num_values]
+    assert len(losses) == 3 * (1 if isinstance(task, Retention) else 2)
+    plain = torch.stack(losses).mean()
+    expected = torch.autograd.grad(plain, list(model.parameters()), allow_unused=True)
+
+    loss, _ = mrbp(AnswersOnly(model, task, segments), segments, model.initial_state(3))
+    assert loss.item() == pytest.approx(plain.item(), abs=1e-12)
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        if gradient is not None:
+            torch.testing.assert_close(parameter.grad, gradient, atol=1e-12, rtol=1e-9)
+
+
+class Knows(torch.nn.Module):
+    """Answers what the target says, or always 0."""
+
+    def __init__(self, task, right: bool) -> None:
+        super().__init__()
+        self.task, self.right = task, right
+
+    def initial_state(self, batch_size):
+        return (torch.zeros(batch_size, 1),)
+
+    def forward(self, segment, state):
+        answer = segment.target.clamp(min=0) if self.right else torch.zeros_like(segment.target)
+        return Output(F.one_hot(answer, self.task.vocab_size).float(), state)
+
+    def advance(self, segment, state):
+        return state
+
+
+@pytest.mark.parametrize("task", [Retention(), Recall()])
+def test_accuracy_is_that_of_the_answers(task):
+    assert accuracy(Knows(task, right=True), task, 3, 64) == 1.0
+    assert accuracy(Knows(task, right=False), task, 3, 512) == pytest.approx(1 / task.num_values, abs=0.06)
+    assert accuracy(Knows(task, right=False), task, 3, 64, seed=1) != accuracy(Knows(task, right=False), task, 3, 64)
+
+
+def test_levels_rise_when_the_hardest_are_learned():
+    recipe, level = Recipe(**SMALL | {"pairs": 8}), Level()
+    level.learn(recipe, 1, 0, 0.2)  # not learned
+    assert level == Level(1, 0)
+    for pairs in (2, 3, 4, 6, 8):
+        level.learn(recipe, level.pairs, 0, 0.01)
+        assert level == Level(pairs, 0)
+    level.learn(recipe, 7, 0, 0.01)  # not the hardest
+    for distractors in (1, 2, 2):
+        level.learn(recipe, 8, level.distractors, 0.01)
+        assert level == Level(8, distractors)
+
+
+def test_the_states_compared_are_equal():
+    """The first model of each name has as many numbers in its state as Memformer."""
+    vocab_size = Retention().vocab_size
+    for slug in ("memformer", "lstm", "rmt", "transformer-xl", "compressive"):
+        settings = dict(retention.VARIANTS[slug][1])
+        config, model = MODELS[settings.pop("name")]
+        state = model(config(vocab_size=vocab_size, **settings)).initial_state(1)
+        assert sum(part.numel() for part in state if part.is_floating_point()) == 512
+
+
+@pytest.mark.parametrize("module", [retention, recall])
+def test_reports_are_drawn_from_results(tmp_path, module):
+    """From whatever rows are there; a result of other settings is left out."""
+    table = module.table("cpu")
+    rate = table.budget.rates[0]  # all do equally well
+    rows = [table._row(v, slug=v.slug, seed=0, train={**table.budget.train, "learning_rate": rate}) for v in table.variants]
+    tuned = [row for family in table.families for row in table.tuning_rows(family)]
+    for number, row in enumerate([*tuned, *rows]):
+        read = row.train["read"]
+        shares = {pairs: dict.fromkeys(distances, 1 / (1 + number % 7)) for pairs, distances in read.items()}
+        sizes = {"parameters": 10, "state_floats": 5, "updates": 3, "tokens": 9, "seconds": 1.0, "valid": {"loss": 0.5}}
+        record = row.result(**sizes, reached={"pairs": 1, "distractors": 0}, accuracy=shares, chance=0.1)
+        path = tmp_path / row.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record))
+    report = module.report(table, Results(tmp_path))
+    assert len(report.grids[0].lines) >= len(table.variants)
+    assert all(len(line) == len(report.grids[0].columns) for line in report.grids[0].lines)
+    report.draw(tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 5000
+    assert not any(Path(tmp_path).rglob("*.part"))
