@@ -20,6 +20,7 @@ def test_the_digits_demo_writes_what_it_says_and_the_same_again(tmp_path, capsys
     printed = capsys.readouterr().out
     for name in "test digits", "top half given", "Memformer", "without memory", "████", "····":
         assert name in printed
+    assert f"explore {tmp_path / 'out' / 'memformer'}" in printed
     assert set(record["test_perplexity"]) == {"Memformer", "without memory"}
     assert str(tmp_path) not in json.dumps(record)
     assert (tmp_path / "out" / "digits.png").read_bytes().startswith(b"\x89PNG")

@@ -2,6 +2,7 @@
 
 import io
 import shutil
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import redirect_stderr
@@ -87,6 +88,8 @@ def digits(updates: int = 450, seed: int = 0, out: Path = Path("runs/digits")) -
     }
     write_json(out / "digits.json", record)
     console.print(f"Written: {out / 'digits.json'}, {out / 'digits.png'} ({seconds:.0f} s)")
+    command = Path(sys.argv[0]).with_name("memformer")  # by the path of the one that runs, which need not be on PATH
+    console.print(f"See its memory on a page: {command} explore {folders['Memformer']}", soft_wrap=True, highlight=False)
 
 
 def begin_runs(out: Path, config: TrainConfig) -> dict[str, Path]:
