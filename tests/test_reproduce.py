@@ -97,7 +97,7 @@ def test_a_stopped_row_equals_one_that_was_not(looks, alone, tmp_path):
 
 
 def test_the_test_split_is_read_with_the_best_weights(tmp_path):
-    row = replace(ROW, train={**TRAIN, "learning_rate": 0.3, "schedule": "constant", "evaluate_every": 1})
+    row = replace(ROW, train={**TRAIN, "learning_rate": 3.0, "warm_up": 6, "evaluate_every": 1})
     result = run(row, tmp_path / "run")
     assert (tmp_path / "run" / "best.json").read_text() != (tmp_path / "run" / "last.json").read_text()
     best = open_run(tmp_path / "run", "cpu", "best")
@@ -342,8 +342,8 @@ def test_being_stopped_leaves_everything_resumable(tmp_path):
             assert f"memformer reproduce tiny {options}" in log.read_text()
         for folder in folders:
             wait_until_free(folder.with_name(folder.name + ".lock"))
-            at[folder] = open_run(folder, "cpu").update
-            assert at[folder] == last_update(folder) < 5000
+            at[folder] = last_update(folder)
+            assert open_run(folder, "cpu").update == at[folder] < 5000  # nothing was lost
     tasks = plan(slow_experiment("cpu").rows, Results(tmp_path / "out"), tmp_path / "runs")
     assert [task.state for task in tasks] == ["interrupted", "interrupted"]
 

@@ -102,7 +102,7 @@ def out(tmp_path):
     for table in (table1.table("cpu"), appendix.slots_table("cpu")):
         while rows := [row for row in table.rows(results) if results.get(row) is None]:
             for row in rows:
-                loss = {"decoder": 1.9, "slots-32": 1.595}.get(row.slug, row.paper.get("perplexity", 1.7))
+                loss = {"decoder": 1.9, "memory-32": 1.595}.get(row.slug, row.paper.get("perplexity", 1.7))
                 write_json(folder / row.path, fake(row, loss + 0.001 * row.seed))
     return folder
 

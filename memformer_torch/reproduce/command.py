@@ -113,7 +113,7 @@ def print_tasks(tasks: list[Task], results: Results, workers: int, console: Cons
         table.add_row(f"{row.experiment}/{row.name}", words, rate, taken)
     console.print(table)
     done = sum(task.state == "done" for task in tasks)
-    console.print(f"{done} of {len(tasks)} rows are done; about {as_time(left / workers)} left with {workers} workers.")
+    console.print(f"{done} of {len(tasks)} rows are done; about {as_time(left / workers)} left, {workers} at a time.")
 
 
 def draw(experiment: Experiment, results: Results, runs: Path, console: Console, scale: str) -> None:

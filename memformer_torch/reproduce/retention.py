@@ -54,7 +54,7 @@ RECIPE = {
     "task": "retention",
     "options": {"segment_length": LENGTH},
     "distractors": MOST_DISTRACTORS,
-    "updates": 900,
+    "updates": 1500,
     "batch_size": 64,
     "warm_up": 50,
     "look_every": 50,

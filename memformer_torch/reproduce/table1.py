@@ -64,7 +64,7 @@ CPU = Sizes(
             "evaluate_tokens": 100_000,
             "checkpoint_every": 100,
         },
-        rates=(5e-4, 1e-3, 2e-3, 4e-3),
+        rates=(1e-3, 2e-3, 4e-3, 8e-3),
         tuning={"updates": 300, "warm_up": 50},
     ),
     seeds=1,
@@ -104,10 +104,10 @@ ORDERS = [
     Order("transformer-xl-784", "transformer-xl-224"),
     Order("transformer-xl-224", "transformer-xl-56"),
     Order("transformer-xl-56", "lstm"),
-    Order(ABLATED, "slots-32"),
-    Order("slots-32", "slots-16"),
-    Order("slots-16", "slots-1"),
-    Order("slots-1", NO_MEMORY),
+    Order(ABLATED, "memory-32"),
+    Order("memory-32", "memory-16"),
+    Order("memory-16", "memory-1"),
+    Order("memory-1", NO_MEMORY),
     *[Order(ABLATED, other) for other in (NO_MEMORY, "few-decoders", *SWITCHES)],
 ]
 BRIEF = ("lstm", "decoder", *TRANSFORMER_XLS, BASE, ABLATED, NO_MEMORY)
@@ -186,10 +186,10 @@ def _memformers(sizes: Sizes) -> list[Variant]:
 
     return [
         variant("Memformer 4+8", BASE, 1.555, 5.0, sizes.layers, SEEDS),
-        variant("2+6, memory=64", ABLATED, 1.594, 3.9),
-        variant("2+6, memory=32", "slots-32", 1.600, 3.9, num_slots=sizes.slots[32]),
-        variant("2+6, memory=16", "slots-16", 1.604, 3.9, num_slots=sizes.slots[16]),
-        variant("2+6, memory=1", "slots-1", 1.627, 3.9, num_slots=sizes.slots[1]),
+        variant("2+6, memory=64", ABLATED, 1.594, 3.9, seeds=SEEDS),
+        variant("2+6, memory=32", "memory-32", 1.600, 3.9, num_slots=sizes.slots[32]),
+        variant("2+6, memory=16", "memory-16", 1.604, 3.9, num_slots=sizes.slots[16]),
+        variant("2+6, memory=1", "memory-1", 1.627, 3.9, num_slots=sizes.slots[1]),
         variant("4+4", "few-decoders", 1.628, 3.6, sizes.few_decoders),
         variant("w/o memory", NO_MEMORY, 1.745, 1.8, seeds=SEEDS, num_slots=0),
         variant("temperature=1.0", "temperature-1", 1.612, 3.9, temperature=1.0),

@@ -54,17 +54,17 @@ CPU = Sizes(
     temperature=0.125,
     budget=Budget(
         train={
-            "updates": 1000,
+            "updates": 420,
             "batch_size": 16,
             "horizon": 8,
             "warm_up": 100,
             "method": "bptt",  # the gradients are MRBP's; at this size memory is no concern, and it takes less time
-            "evaluate_every": 250,
+            "evaluate_every": 140,
             "evaluate_tokens": 50_000,
             "checkpoint_every": 100,
         },
-        rates=(5e-4, 1e-3, 2e-3, 4e-3),
-        tuning={"updates": 200, "warm_up": 50},
+        rates=(1e-3, 2e-3, 4e-3, 8e-3),
+        tuning={"updates": 120, "warm_up": 50},
     ),
     seeds=1,
 )

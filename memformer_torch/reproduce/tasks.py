@@ -10,7 +10,7 @@ that read their targets alone are given everything as targets: all are asked for
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from memformer_torch.checkpoint import (
 )
 from memformer_torch.data.recall import Recall
 from memformer_torch.data.retention import Retention
+from memformer_torch.demo.retention import measure_retention
 from memformer_torch.losses import count_tokens
 from memformer_torch.reproduce.row import Reporter, Row
 from memformer_torch.reproduce.work import Clock, sizes
@@ -192,7 +193,7 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / SETTINGS, json.dumps(row.settings()))
     clock = Clock(folder / "seconds.json", start)
-    lengths = [distance for distances in recipe.read.values() for distance in distances]
+    lengths = [max(distances) for distances in recipe.read.values()]
     total = recipe.updates + sum(lengths) / 30  # a distractor is read in about a thirtieth of an update
     run.model.train()
     while run.update < recipe.updates and run.perfect < 2:
@@ -217,11 +218,11 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
     found: dict[str, dict[int, float]] = {}
     for pairs, distances in recipe.read.items():
         found[pairs], task = {}, recipe.of(int(pairs), run.everything)
-        for distance in distances:
+        for distance, share in read(run.model, task, distances):
             if should_stop():
                 return None
-            report(recipe.updates, total, f"reading {pairs} pairs over {distance:,} distractors")
-            found[pairs][distance] = accuracy(run.model, task, distance, 512 if recipe.task == "recall" else 256)
+            found[pairs][distance] = share
+            report(recipe.updates, total, f"read {pairs} pairs over {distance:,} distractors")
     return row.result(**facts, seconds=clock.seconds, accuracy=found, chance=1 / task.num_values)
 
 
@@ -240,6 +241,13 @@ def draw(task: Any, batch_size: int, distractors: int, generator: torch.Generato
         values = torch.randint(task.num_values, (batch_size,), generator=generator)
         return task.rollout(values, distractors, generator)
     return task.rollout(batch_size, distractors, generator)
+
+
+def read(model: Any, task: Any, distances: Sequence[int]) -> Iterator[tuple[int, float]]:
+    """Accuracy at each number of distractors; of one value, asked on the side of one long reading."""
+    if isinstance(task, Retention):
+        return measure_retention(model, task, distances, batch_size=256)
+    return ((distance, accuracy(model, task, distance, batch_size=512)) for distance in distances)
 
 
 @torch.no_grad()
