@@ -1,4 +1,7 @@
-"""How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder."""
+"""How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder.
+
+No recipe learns to bind more than one pair yet, with or without distance: docs/notes.md says what was tried.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -45,7 +48,7 @@ NOTE = (
     f"Pairs of one of 16 keys and 16 values, four a segment of {LENGTH} tokens; after each such segment as many segments "
     "of noise as the column says; then up to five keys are asked for. Trained with at most "
     f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
-    "the values but not whose they are gives 1 over the number of pairs."
+    "the values but not whose they are gives 1 over the number of pairs. No recipe learns more yet: see docs/notes.md."
 )
 
 
