@@ -67,8 +67,8 @@ NOTE = (
     "256 distractors has no mistake, twice in a row; the weights that did best on that reading are read. The loss is that of "
     "the answer alone, for all models. The first of each name has a state of 512 numbers, as Memformer has; the others show "
     "what a larger memory changes: a range, not more. Transformer-XL reaches back memory times layers, 8 and 128 tokens (2 and "
-    "32 segments); Compressive's compressed part reaches further by its ratio. The most updates were 900 at first, and were raised "
-    "for all rows after one of Memformer's three seeds had 0.91 at 1,024 segments by then."
+    "32 segments); Compressive's compressed part reaches further by its ratio. The most updates were 900 at first, and were "
+    "raised for all rows after one of Memformer's three seeds had 0.91 at 1,024 segments by then."
 )
 
 
@@ -116,8 +116,8 @@ def report(table: Table, results: Results) -> Report:
         ],
         draw=partial(_draw, table, found),
         brief=Grid(title=title, columns=columns[:-2], lines=[line[:-2] for line in lines]),
-        summary="Accuracy: the median over seeds, and in brackets the least where seeds differ. Chance is 0.125. The most updates "
-        "were raised from 900 to 1,500, for all rows, after one of Memformer's seeds had 0.91 at 1,024 segments by then.",
+        summary="Accuracy: the median over seeds, and in brackets the least where seeds differ. Chance is 0.125. The most "
+        "updates were raised from 900 to 1,500, for all rows, after one of Memformer's seeds had 0.91 at 1,024 segments by then.",
     )
 
 
