@@ -117,7 +117,7 @@ def report(table: Table, results: Results) -> Report:
         draw=partial(_draw, table, found),
         brief=Grid(title=title, columns=columns[:-2], lines=[line[:-2] for line in lines]),
         summary="Accuracy: the median over seeds, and in brackets the least where seeds differ. Chance is 0.125. The most "
-        "updates were raised from 900 to 1,500, for all rows, after one of Memformer's seeds had 0.91 at 1,024 segments by then.",
+        "updates were raised from 900 to 1,500, for all rows, after one of Memformer's seeds had 0.91 at 1,024 by then.",
     )
 
 
