@@ -64,7 +64,7 @@ CPU = Sizes(
             "evaluate_tokens": 100_000,
             "checkpoint_every": 100,
         },
-        rates=(1e-3, 2e-3, 4e-3, 8e-3),
+        rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         tuning={"updates": 300, "warm_up": 50},
     ),
     seeds=1,
