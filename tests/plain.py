@@ -79,14 +79,19 @@ def feed_forward(x: Tensor, branch) -> Tensor:
     return hidden @ branch.out.weight.T + branch.out.bias
 
 
+def project(x: Tensor, linear, parts: int) -> list[Tensor]:
+    biases = [0.0] * parts if linear.bias is None else linear.bias.chunk(parts)
+    return [x @ w.T + bias for w, bias in zip(linear.weight.chunk(parts), biases, strict=True)]
+
+
 def self_attend(x: Tensor, attention, positions: list[int], causal: bool) -> Tensor:
-    query, key, value = (x @ w.T for w in attention.query_key_value.weight.chunk(3))
+    query, key, value = project(x, attention.query_key_value, 3)
     return attend(query, key, value, attention.num_heads, positions, positions, causal) @ attention.out.weight.T
 
 
 def cross_attend(x: Tensor, context: Tensor, attention, x_at=None, context_at=None) -> Tensor:
-    key, value = (context @ w.T for w in attention.key_value.weight.chunk(2))
-    return attend(x @ attention.query.weight.T, key, value, attention.num_heads, x_at, context_at) @ attention.out.weight.T
+    (query,), (key, value) = project(x, attention.query, 1), project(context, attention.key_value, 2)
+    return attend(query, key, value, attention.num_heads, x_at, context_at) @ attention.out.weight.T
 
 
 def plain_step(model: Memformer, segment: Segment, memory: Tensor) -> tuple[list[Tensor], Tensor]:

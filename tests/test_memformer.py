@@ -17,6 +17,7 @@ VARIANTS = {
     "temperature 1": {"temperature": 1.0},
     "no classification tokens": {"num_cls_tokens": 0},
     "three classification tokens": {"num_cls_tokens": 3},
+    "position biases": {"position_bias": 1.0},
 }
 
 

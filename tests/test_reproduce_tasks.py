@@ -13,7 +13,7 @@ from memformer_torch.data.retention import Retention
 from memformer_torch.models import MODELS
 from memformer_torch.reproduce import recall, retention
 from memformer_torch.reproduce.row import Results, Row
-from memformer_torch.reproduce.tasks import AnswersOnly, Level, Recipe, accuracy, draw, task_row
+from memformer_torch.reproduce.tasks import AnswersOnly, Level, Recipe, TaskRun, accuracy, draw, task_row
 
 SMALL = {
     "task": "recall",
@@ -129,6 +129,21 @@ def test_levels_rise_when_the_hardest_are_learned():
     for distractors in (1, 2, 2):
         level.learn(recipe, 8, level.distractors, 0.01)
         assert level == Level(8, distractors)
+
+
+def test_parameters_get_their_share_of_the_rate():
+    """AdamW's first step moves every number that has a gradient by the rate, here times its share."""
+    shares = {"embedding.": 0.125, "forgetting.": 0.005}
+    settings = row(MEMFORMER, shares=shares, warm_up=1, first_pairs=2, learning_rate=1e-3)
+    run = TaskRun(settings, Recipe(**settings.train))
+    assert run.level == Level(2, 0)
+    before = {name: parameter.detach().clone() for name, parameter in run.model.named_parameters()}
+    run.step()
+    for name, parameter in run.model.named_parameters():
+        share = next((share for begin, share in shares.items() if name.startswith(begin)), 1.0)
+        decayed = before[name] * (1 - 0.01 * 1e-3 * share)
+        moved = (parameter.detach() - decayed).abs().max().item()
+        assert moved == pytest.approx(1e-3 * share, rel=0.02) or (moved == 0 and name.startswith("writer")), name
 
 
 def test_the_states_compared_are_equal():

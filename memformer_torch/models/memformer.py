@@ -56,9 +56,11 @@ class MemformerConfig(VocabularyConfig):
     """Bring slots back to length 1 at each write; False, without forgetting, drops the whole mechanism."""
     decoder_reads: Literal["encoder", "encoder+memory"] = "encoder"
     """What the decoder attends to: the encoder's output, or the newly written slots too."""
-
     bias_length: float = 0.1
     """Length that the forgetting vectors start with; a slot's is 1. Longer ones make holding something take rewriting it."""
+    position_bias: float = 0.0
+    """Std that learned biases of queries and keys start with, by which attention can go by position alone; 0: none. With 1 a
+    value is found by its key sooner."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -68,6 +70,8 @@ class MemformerConfig(VocabularyConfig):
         for name in ("temperature", "bias_length"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
+        if not self.position_bias >= 0:
+            raise ValueError(f"position_bias is {self.position_bias}, but must be at least 0")
         if self.decoder_reads not in ("encoder", "encoder+memory"):
             raise ValueError(f'decoder_reads is {self.decoder_reads!r}, but must be "encoder" or "encoder+memory"')
         if self.decoder_reads == "encoder+memory" and not self.num_slots:
@@ -122,7 +126,8 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: MemformerConfig) -> None:
         super().__init__()
         d_model = config.d_model
-        self.norm_attention, self.attention = nn.LayerNorm(d_model), SelfAttention(d_model, config.num_heads)
+        self.norm_attention = nn.LayerNorm(d_model)
+        self.attention = SelfAttention(d_model, config.num_heads, config.position_bias)
         if config.num_slots:
             self.norm_read, self.read = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
         self.norm_feed_forward, self.feed_forward = nn.LayerNorm(d_model), FeedForward(d_model, config.d_ff)
@@ -139,8 +144,10 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: MemformerConfig) -> None:
         super().__init__()
         d_model = config.d_model
-        self.norm_attention, self.attention = nn.LayerNorm(d_model), SelfAttention(d_model, config.num_heads)
-        self.norm_source, self.source = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
+        self.norm_attention = nn.LayerNorm(d_model)
+        self.attention = SelfAttention(d_model, config.num_heads, config.position_bias)
+        self.norm_source = nn.LayerNorm(d_model)
+        self.source = CrossAttention(d_model, config.num_heads, config.position_bias)
         if config.decoder_reads == "encoder+memory":
             self.norm_read, self.read = nn.LayerNorm(d_model), CrossAttention(d_model, config.num_heads)
         self.norm_feed_forward, self.feed_forward = nn.LayerNorm(d_model), FeedForward(d_model, config.d_ff)

@@ -42,13 +42,26 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def make_projection(d_model: int, parts: int, positioned: int = 0, position_bias: float = 0.0) -> nn.Linear:
+    """D to so many times D, in one product; the first parts, which are turned by position, may have biases of this std.
+
+    Of turned queries and keys that are the same for all tokens, a score depends on the distance alone: with such biases
+    attention can go by position, whatever the tokens are.
+    """
+    linear = nn.Linear(d_model, parts * d_model, bias=position_bias > 0)
+    if position_bias:
+        with torch.no_grad():
+            linear.bias.zero_()[: positioned * d_model].normal_(std=position_bias)
+    return linear
+
+
 class SelfAttention(nn.Module):
     """Tokens attend to tokens: all of them, or those before."""
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, position_bias: float = 0.0) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query_key_value = nn.Linear(d_model, 3 * d_model, bias=False)
+        self.query_key_value = make_projection(d_model, 3, 2, position_bias)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def forward(
@@ -70,11 +83,11 @@ class CrossAttention(nn.Module):
     The context's keys and values are made apart (`project`), so that one segment makes them once.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, position_bias: float = 0.0) -> None:
         super().__init__()
         self.num_heads = num_heads
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key_value = nn.Linear(d_model, 2 * d_model, bias=False)
+        self.query = make_projection(d_model, 1, 1, position_bias)
+        self.key_value = make_projection(d_model, 2, 1, position_bias)
         self.out = nn.Linear(d_model, d_model, bias=False)
 
     def project(self, context: Tensor, rotary: Rotary | None = None) -> tuple[Tensor, Tensor]:

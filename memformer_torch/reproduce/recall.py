@@ -1,6 +1,11 @@
 """How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder.
 
-No recipe learns to bind more than one pair yet, with or without distance: docs/notes.md says what was tried.
+Three things decide whether binding is learned at all; docs/notes.md says how they were found, and what else was tried. All are
+about parameters that are small: AdamW moves a number by the learning rate, whatever its size.
+
+- The embedding's table, of std 1/sqrt(d), gets a share of the rate as large: keys stay apart from one another.
+- The forgetting vectors begin short, and get so small a share that they stay so: what a slot holds then lasts.
+- Queries and keys have biases, so that a value soon attends to the token before it, which is its key.
 """
 
 from functools import partial
@@ -19,7 +24,7 @@ from memformer_torch.reproduce.tasks import task_row
 PAIRS = (1, 2, 4, 8, 16)
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64)
 MOST_DISTRACTORS = 8  # in training, after each segment of pairs
-LENGTH = 12
+LENGTH = 9
 MEMFORMER: dict[str, Any] = {
     "name": "memformer",
     "d_model": 64,
@@ -30,15 +35,18 @@ MEMFORMER: dict[str, Any] = {
     "segment_length": LENGTH,
     "num_slots": 32,
     "bias_length": 0.01,
+    "position_bias": 1.0,
     "dropout": 0.0,
 }
 WIRINGS = {"encoder+memory": "decoder reads encoder and memory", "encoder": "decoder reads the encoder alone (the paper's)"}
 RECIPE = {
     "task": "recall",
     "options": {"segment_length": LENGTH, "pairs_per_segment": 4},
+    "first_pairs": 4,
     "pairs": 16,
     "distractors": MOST_DISTRACTORS,
-    "updates": 4000,
+    "updates": 2000,
+    "shares": {"embedding.": 0.125, "forgetting.": 0.005},
     "batch_size": 64,
     "look_every": 200,
     "look_at": (0, 8, 64),
@@ -46,9 +54,9 @@ RECIPE = {
 }
 NOTE = (
     f"Pairs of one of 16 keys and 16 values, four a segment of {LENGTH} tokens; after each such segment as many segments "
-    "of noise as the column says; then up to five keys are asked for. Trained with at most "
+    "of noise as the column says; then up to four keys are asked for. Trained with at most "
     f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
-    "the values but not whose they are gives 1 over the number of pairs. No recipe learns more yet: see docs/notes.md."
+    "the values but not whose they are gives 1 over the number of pairs."
 )
 
 

@@ -11,7 +11,7 @@ that read their targets alone are given everything as targets: all are asked for
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Recipe:
     """retention or recall."""
     options: Mapping[str, Any]
     """Fields of the task, without its number of pairs."""
+    first_pairs: int = 1
+    """Pairs that training begins with."""
     pairs: int = 1
     """Most pairs in training, and those that are looked at."""
     distractors: int = 8
@@ -59,6 +61,9 @@ class Recipe:
     updates: int
     batch_size: int
     learning_rate: float
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """What share of the rate parameters get whose names begin so; all others get all of it. AdamW moves every number by about
+    the rate, whatever its size: small ones need a small share, or they are lost within a few updates."""
     warm_up: int = 100
     learned: float = 0.1
     """A loss of the hardest documents below this makes them harder."""
@@ -123,6 +128,16 @@ class AnswersOnly(nn.Module):
         return self.model.advance(segment, state)
 
 
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """One group of parameters a share of the rate."""
+    groups: dict[float, list[nn.Parameter]] = {1.0: []}  # the order of groups is that of a checkpoint
+    for name, parameter in model.named_parameters():
+        share = next((share for begin, share in recipe.shares.items() if name.startswith(begin)), 1.0)
+        groups.setdefault(share, []).append(parameter)
+    parts = [{"params": parameters, "share": share} for share, parameters in groups.items()]
+    return torch.optim.AdamW(parts, recipe.learning_rate, weight_decay=0.01, fused=True)
+
+
 class TaskRun:
     """A model on its way through a recipe, as it is saved."""
 
@@ -131,15 +146,16 @@ class TaskRun:
         torch.manual_seed(row.seed)
         self.everything = row.model["name"] != "memformer"
         self.model = build_model(dict(row.model), recipe.of(1, False).vocab_size)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), recipe.learning_rate, weight_decay=0.01, fused=True)
+        self.optimizer = make_optimizer(self.model, recipe)
         self.generator = torch.Generator().manual_seed(row.seed)
-        self.level, self.update, self.tokens, self.best, self.perfect = Level(), 0, 0, -1.0, 0
+        self.level = Level(recipe.first_pairs)
+        self.update, self.tokens, self.best, self.perfect = 0, 0, -1.0, 0
 
     def step(self) -> float:
         """One update: its loss."""
         recipe = self.recipe
         for group in self.optimizer.param_groups:
-            group["lr"] = recipe.learning_rate * min(1.0, (self.update + 1) / recipe.warm_up)
+            group["lr"] = recipe.learning_rate * group["share"] * min(1.0, (self.update + 1) / recipe.warm_up)
         pairs, distractors = self.level.draw(recipe, self.generator)
         task = recipe.of(pairs, self.everything)
         segments = draw(task, recipe.batch_size, distractors, self.generator)
