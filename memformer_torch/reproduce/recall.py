@@ -45,7 +45,7 @@ RECIPE = {
     "first_pairs": 4,
     "pairs": 16,
     "distractors": MOST_DISTRACTORS,
-    "updates": 2000,
+    "updates": 3000,
     "shares": {"embedding.": 0.125, "forgetting.": 0.005},
     "batch_size": 64,
     "look_every": 200,

@@ -1,6 +1,6 @@
 """Rows that train on a task drawn afresh for every update, and are read far beyond what training showed.
 
-Documents grow as they are learned: first more pairs, then more distractors, one more each time the hardest are known. The
+Documents grow as they are learned: first more distractors, then more pairs, each time the hardest are known. The
 loss is that of the answers alone, since neither noise nor questions can be predicted. Every `look_every` updates a separate
 reading is looked at; the weights that do best there count, and training ends once nothing is wrong, twice in a row. Models
 that read their targets alone are given everything as targets: all are asked for the same.
@@ -97,13 +97,13 @@ class Level:
         return (self.pairs if share < 0.7 else int(fewer)), distractors
 
     def learn(self, recipe: Recipe, pairs: int, distractors: int, loss: float) -> None:
-        """Harder, if the hardest were just learned: one pair more up to four, then two, then distractors."""
+        """Harder, if the hardest were just learned: one distractor more, then one pair up to four, then two."""
         if loss >= recipe.learned or (pairs, distractors) != (self.pairs, self.distractors):
             return
-        if self.pairs < recipe.pairs:
-            self.pairs = min(recipe.pairs, self.pairs + (1 if self.pairs < 4 else 2))
-        elif self.distractors < recipe.distractors:
+        if self.distractors < recipe.distractors:
             self.distractors += 1
+        elif self.pairs < recipe.pairs:
+            self.pairs = min(recipe.pairs, self.pairs + (1 if self.pairs < 4 else 2))
 
 
 class AnswersOnly(nn.Module):
