@@ -148,7 +148,7 @@ def test_a_list_of_rows(out, tmp_path, capsys):
     assert states.pop("table1/lstm-seed-0") == "to"
     assert states.pop("table1/decoder-seed-0") == "stale"
     assert set(states.values()) == {"done"}
-    assert len(states) == 38
+    assert len(states) == 42  # 20 runs for rates, 24 in all for rows, without the two above
 
 
 def test_errors_come_before_any_work(tmp_path, monkeypatch, capsys):
@@ -190,6 +190,7 @@ def test_the_readme_says_what_the_results_say(out, tmp_path, capsys):
     assert "([results/quality/table1.md](results/quality/table1.md), `memformer reproduce table1`)" in text
     assert "| Memformer 4+8 |" in text
     assert "temperature" not in text  # in brief
+    assert "horizon" not in text  # shares rows with table 1, and has none of its own
     path = out / "table1" / "memformer-seed-0.json"
     record = json.loads(path.read_text())
     record["test"]["perplexity"] = 9.99
