@@ -224,6 +224,7 @@ def test_paper_sizes():
         ({"d_ff": 0}, "d_ff"),
         ({"decoder_reads": "memory"}, "decoder_reads"),
         ({"decoder_reads": "encoder+memory", "num_slots": 0}, "num_slots"),
+        ({"position_bias": -1.0}, "position_bias is -1.0"),
     ],
 )
 def test_bad_config(changes, message):
