@@ -1,7 +1,7 @@
 """How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder.
 
-Three things decide whether binding is learned at all; docs/notes.md says how they were found, and what else was tried. The first
-two are about parameters that are small: AdamW moves a number by the learning rate, whatever its size.
+Three things decide whether binding is learned at all; docs/notes.md says how they were found, and what else was tried.
+The first two are about parameters that are small: AdamW moves a number by the learning rate, whatever its size.
 
 - The embedding's table, of std 1/sqrt(d), gets a share of the rate as large: keys stay apart from one another.
 - The forgetting vectors begin short, and get so small a share that they stay so: what a slot holds then lasts.
