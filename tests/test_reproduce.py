@@ -1,7 +1,9 @@
 """Experiments in miniature, on digits: rows that stop and go on, tuning, failures, signals."""
 
 import fcntl
+import io
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from memformer_torch.bench.record import write_json
 from memformer_torch.cli import main
 from memformer_torch.data import load_corpus
 from memformer_torch.metrics import read_metrics
+from memformer_torch.reproduce import runner as runner_module
 from memformer_torch.reproduce.experiments import EXPERIMENTS
 from memformer_torch.reproduce.plan import estimate, guess, plan, run_folder
 from memformer_torch.reproduce.report import Experiment, Grid, Report
@@ -249,6 +252,15 @@ def test_done_rows_are_skipped_stale_ones_run_again_and_a_failing_one_takes_no_o
     assert {task.state for task in again.tasks()} == {"done"}
     again.run(console)  # nothing is begun
     assert (results.folder / low.path).read_text() == before
+
+
+def test_a_log_is_told_where_rows_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner_module, "SAY_EVERY", 0.0)
+    rows = [replace(ROW, data=COPY, slug="spoken")]
+    log = io.StringIO()
+    Runner(lambda found: rows, Results(tmp_path / "out"), tmp_path / "runs", 1).run(Console(file=log, width=200))
+    assert re.search(r"^spoken-seed-0  .*loss .*  \d+ %  about .* left$", log.getvalue(), re.MULTILINE)
+    assert re.search(r"^all rows  0 of 1  0 %  about .* left$", log.getvalue(), re.MULTILINE)
 
 
 def test_only_rows_of_a_name(tmp_path, monkeypatch, capsys):

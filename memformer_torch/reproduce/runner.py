@@ -26,6 +26,8 @@ except ImportError:  # not on Windows: nothing keeps two commands from running t
 
 LOOK_EVERY = 0.2
 """Seconds after which a signal is noticed at the latest."""
+SAY_EVERY = 60.0
+"""Seconds between lines about a row, where there is no terminal to draw bars on."""
 
 
 class Progressed(NamedTuple):
@@ -71,6 +73,7 @@ class Runner:
         self._ended: set[str] = set()  # they are not begun twice
         self._left: dict[str, float] = {}  # seconds of each row that is not done
         self._num_rows = 0
+        self._said = time.monotonic()
 
     def tasks(self) -> list[Task]:
         return [task for task in plan(self.rows, self.results, self.runs) if self.only in task.row.name]
@@ -133,7 +136,16 @@ class Runner:
                 self._ended.add(name)
                 ended = True
         self._show_whole()
+        if not self.console.is_terminal and time.monotonic() - self._said >= SAY_EVERY:
+            self._say_where()
         return ended
+
+    def _say_where(self) -> None:
+        """The bars as lines, for a log."""
+        self._said = time.monotonic()
+        for bar in self.bars.tasks:
+            words = f"{bar.description}  {bar.percentage:.0f} %  {TimeLeft().render(bar)}"
+            self.console.print(words.rstrip(), highlight=False, markup=False, soft_wrap=True)
 
     def _say(self, row: Row, result: dict[str, Any]) -> None:
         split = "valid" if row.tuning else "test"
