@@ -118,6 +118,11 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
     assert f"| Transformer Decoder | Transformer-XL, memory=784 | 0.042 | {2**1.612 - 2**1.9:+.3f} | does not hold |" in text
     assert "| 2+6, memory=64 | 2+6, memory=32 | 0.006 | +0.002 | within noise |" in text
     assert "memformer 0.001 (the end of the grid)" in text
+    dearer = text.partition("## Memformer 4+8 against what costs as much or more")[2].partition("##")[0]
+    costs = {line.split(" | ")[1]: float(line.split(" | ")[2]) for line in dearer.splitlines() if ", memory=" in line}
+    assert list(costs) == ["6 layers, memory=56", "6 layers, memory=196", "4 layers, memory=56", "4 layers, memory=196"]
+    assert min(costs.values()) >= 1
+    assert f"({2**1.611:.3f} to {2**1.613:.3f}) | {2**1.612 - 2**1.556:+.3f} | holds |" in dearer
     for words in ("holds 19, does not hold 1, within noise 1.", "(noise 0.005)"):
         assert words in text, text
         assert words in " ".join(printed.split())
@@ -148,7 +153,7 @@ def test_a_list_of_rows(out, tmp_path, capsys):
     assert states.pop("table1/lstm-seed-0") == "to"
     assert states.pop("table1/decoder-seed-0") == "stale"
     assert set(states.values()) == {"done"}
-    assert len(states) == 42  # 20 runs for rates, 24 in all for rows, without the two above
+    assert len(states) == 46  # 20 runs for rates, 28 in all for rows, without the two above
 
 
 def test_errors_come_before_any_work(tmp_path, monkeypatch, capsys):

@@ -94,6 +94,20 @@ class Scores:
         noise = "" if self.noise is None else f" (noise {self.noise:.3f})"
         return Grid(title=f"The paper's orders{noise}", columns=columns, lines=lines)
 
+    def dearer_grid(self, slugs: Sequence[str]) -> Grid:
+        """Those of the variants that cost as many FLOPs as `base` or more, in the paper or not: is each of them worse?"""
+        flops = {slug: runs[0]["flops"]["model"] for slug, runs in self.found.items() if runs}
+        dearer = [slug for slug in slugs if flops.get(slug, 0) >= flops.get(self.base, float("inf"))]
+        scores = {slug: perplexities(runs) for slug, runs in self.found.items()}
+        lines = []
+        for (_, slug), gap, says in judge([Order(self.base, slug) for slug in dearer], scores, self.noise):
+            variant = self.table[slug]
+            share = f"{flops[slug] / flops[self.base]:.2f}"
+            lines.append([variant.label, variant.here, share, as_spread(scores[slug]), f"{gap:+.3f}", says])
+        columns = ("row", "here", "FLOPs (x)", "perplexity", "above it by", "found")
+        title = f"{self.table[self.base].label} against what costs as much or more"
+        return Grid(title=title, columns=columns, lines=lines)
+
     def summary(self) -> str:
         return count_verdicts(self.verdicts)
 
