@@ -2,8 +2,8 @@
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -53,6 +53,8 @@ class TrainConfig:
     """Rollouts an update."""
     learning_rate: float = 1e-3
     """Largest rate, reached after the warm-up."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """What share of the rate parameters get whose names begin so, as {"writer.": 0.1}; all others get all of it."""
     warm_up: int = 100
     """Updates over which the rate rises linearly from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -91,6 +93,8 @@ class TrainConfig:
             raise ValueError(f"train.stride is {self.stride}, but must be from 1 to train.horizon, {self.horizon}")
         if not self.learning_rate > 0 or not self.max_gradient_norm > 0 or self.weight_decay < 0 or self.warm_up < 0:
             raise ValueError("train.learning_rate and max_gradient_norm must be above 0, weight_decay and warm_up not below")
+        if any(not 0 <= share < math.inf for share in self.shares.values()):
+            raise ValueError(f"train.shares is {dict(self.shares)}, but a share must be a number from 0 on")
 
 
 class Watcher(NamedTuple):
@@ -177,7 +181,7 @@ class Trainer:
         """One update: mean loss, length of the gradient before clipping, tokens read anew."""
         config, window, losses, tokens = self.config, self.window, [], 0
         for group in self.optimizer.param_groups:
-            group["lr"] = config.learning_rate * share_of_rate(self.update, config)
+            group["lr"] = config.learning_rate * group["share"] * share_of_rate(self.update, config)
         for rollout in range(config.accumulate):
             tokens += window.fill()
             if not window.memories:
@@ -262,14 +266,28 @@ class Trainer:
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with decay on matrices alone: not on norms, biases, forgetting vectors, tokens and states that are learned."""
-    groups: dict[bool, list[Tensor]] = {True: [], False: []}
+    groups: dict[tuple[float, bool], list[Tensor]] = {(1.0, True): [], (1.0, False): []}
     for name, parameter in model.named_parameters():
-        groups[parameter.dim() > 1 and "weight" in name.rpartition(".")[2]].append(parameter)
+        is_matrix = parameter.dim() > 1 and "weight" in name.rpartition(".")[2]
+        groups.setdefault((find_share(name, config.shares), is_matrix), []).append(parameter)
+    names = [name for name, _ in model.named_parameters()]
+    if unknown := [begin for begin in config.shares if not any(name.startswith(begin) for name in names)]:
+        known = ", ".join(dict.fromkeys(f"{name.partition('.')[0]}." for name in names if "." in name))
+        raise ValueError(f"train.shares: no parameter's name begins with {unknown[0]!r}: here they begin with {known}")
     return torch.optim.AdamW(
-        [{"params": groups[True], "weight_decay": config.weight_decay}, {"params": groups[False], "weight_decay": 0.0}],
+        [
+            {"params": parameters, "weight_decay": config.weight_decay if is_matrix else 0.0, "share": share}
+            for (share, is_matrix), parameters in groups.items()
+        ],
         lr=config.learning_rate,
         fused=True,  # one kernel for all, where the default takes a dozen a weight
     )
+
+
+def find_share(name: str, shares: Mapping[str, float]) -> float:
+    """Of the learning rate, for the parameter of this name. AdamW moves every number by about the rate, whatever its size and
+    however much hangs on it: where that is too fast, a share is what it takes."""
+    return next((share for begin, share in shares.items() if name.startswith(begin)), 1.0)
 
 
 def share_of_rate(update: int, config: TrainConfig) -> float:

@@ -52,7 +52,7 @@ def stop_after(update):
     ("name", "changes"),
     [
         *((name, {}) for name in MODELS),
-        ("memformer", {"stride": 1, "accumulate": 2}),
+        ("memformer", {"stride": 1, "accumulate": 2, "shares": {"writer.": 0.1, "forgetting.": 0.01}}),
         ("memformer", {"stride": 2, "method": "checkpointed"}),
         ("decoder", {"stride": 2}),
     ],
@@ -146,6 +146,24 @@ def test_decay_is_for_matrices_alone():
     assert "embedding.weight" in {names[id(parameter)] for parameter in matrices}
     assert not any("norm" in names[id(parameter)] or "bias" in names[id(parameter)] for parameter in matrices)
     assert len(matrices) + len(others) == len(names)
+
+
+def test_shares_of_the_rate(tmp_path):
+    """Those of share 0 stay; a run on the same data without shares moves them."""
+    moved = []
+    for name, shares in (("all", {}), ("some", {"writer.": 0.0, "decoder.0": 0.5})):
+        run = new_run(tmp_path / name, MODEL, DATA, TrainConfig(**(QUICK | {"updates": 2, "shares": shares})), "cpu")
+        before = {name: parameter.clone() for name, parameter in run.model.named_parameters()}
+        run.fit()
+        moved.append({name for name, parameter in run.model.named_parameters() if not parameter.equal(before[name])})
+        shares_seen = {group["share"]: group["lr"] for group in run.optimizer.param_groups}
+        assert shares_seen == {share: share * shares_seen[1.0] for share in (1.0, *shares.values())}
+    assert moved[0] - moved[1] == {"writer.query_key_value.weight"}
+    assert "decoder.0.attention.out.weight" in moved[1]
+    with pytest.raises(ValueError, match=r"no parameter's name begins with 'writr\.': here they begin with .*writer\."):
+        make_optimizer(build_model(MODEL, 17), TrainConfig(shares={"writr.": 0.1}))
+    with pytest.raises(ValueError, match="a share must be a number from 0 on"):
+        TrainConfig(shares={"writer.": -1.0})
 
 
 def test_schedules():

@@ -39,6 +39,7 @@ from memformer_torch.losses import count_tokens
 from memformer_torch.reproduce.row import Reporter, Row
 from memformer_torch.reproduce.work import Clock, sizes
 from memformer_torch.runs import build_model
+from memformer_torch.train import find_share
 from memformer_torch.types import IGNORE, Segment, TokenLosses
 
 SETTINGS = "settings.json"
@@ -62,8 +63,7 @@ class Recipe:
     batch_size: int
     learning_rate: float
     shares: Mapping[str, float] = field(default_factory=dict)
-    """What share of the rate parameters get whose names begin so; all others get all of it. AdamW moves every number by about
-    the rate, whatever its size: small ones need a small share, or they are lost within a few updates."""
+    """As in TrainConfig: parameters that are small need a small share, or they are lost within a few updates."""
     warm_up: int = 100
     learned: float = 0.1
     """A loss of the hardest documents below this makes them harder."""
@@ -132,8 +132,7 @@ def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """One group of parameters a share of the rate."""
     groups: dict[float, list[nn.Parameter]] = {1.0: []}  # the order of groups is that of a checkpoint
     for name, parameter in model.named_parameters():
-        share = next((share for begin, share in recipe.shares.items() if name.startswith(begin)), 1.0)
-        groups.setdefault(share, []).append(parameter)
+        groups.setdefault(find_share(name, recipe.shares), []).append(parameter)
     parts = [{"params": parameters, "share": share} for share, parameters in groups.items()]
     return torch.optim.AdamW(parts, recipe.learning_rate, weight_decay=0.01, fused=True)
 
