@@ -151,6 +151,10 @@ def test_flops_are_those_that_are_counted(name):
 def test_a_folder_of_other_settings_is_begun_again_and_of_anything_else_kept(tmp_path):
     run(ROW, tmp_path / "run", stop_after=3)
     assert begin(ROW, tmp_path / "run").update == 4
+    config = tmp_path / "run" / "config.yaml"
+    assert "  shares: {}\n" in config.read_text()
+    config.write_text(config.read_text().replace("  shares: {}\n", ""))  # as of a version that had no such field
+    assert begin(ROW, tmp_path / "run").update == 4
     assert begin(replace(ROW, seed=1), tmp_path / "run").update == 0
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")

@@ -10,7 +10,7 @@ from memformer_torch.reproduce.orders import Order
 from memformer_torch.reproduce.report import Experiment, Report
 from memformer_torch.reproduce.row import Results
 from memformer_torch.reproduce.scores import Scores
-from memformer_torch.reproduce.table import Table, Variant
+from memformer_torch.reproduce.table import Table, Variant, with_shares
 
 HORIZONS = {"cpu": (1, 2, 4, 8, 14, 16, 32), "paper": (1, 2, 4, 8, 16, 32)}  # 14 is in Table 1: an image, at cpu scale
 SLOTS = (1, 2, 4, 8, 16, 32, 64)
@@ -27,7 +27,7 @@ def horizon_table(scale: str) -> Table:
             slug=f"horizon-{horizon}",
             model=model,
             here=f"{segments // horizon} sequences",
-            train={"horizon": horizon, "batch_size": segments // horizon},
+            train={**with_shares(sizes.shares, model), "horizon": horizon, "batch_size": segments // horizon},
             seeds=sizes.seeds,
         )
         for horizon in HORIZONS[scale]
@@ -37,14 +37,16 @@ def horizon_table(scale: str) -> Table:
 
 def slots_table(scale: str) -> Table:
     base, sizes = table1.table(scale), table1.SCALES[scale]
+    models = {number: {**table1.memformer(sizes, sizes.ablated), "num_slots": number} for number in SLOTS}
     variants = [
         Variant(
             label=f"{number} slot{'s' if number > 1 else ''}",
             slug=f"slots-{number}",
-            model={**table1.memformer(sizes, sizes.ablated), "num_slots": number},
+            model=model,
+            train=with_shares(sizes.shares, model),
             seeds=sizes.seeds,
         )
-        for number in SLOTS
+        for number, model in models.items()
     ]
     return replace(base, experiment="slots", variants=variants, contenders=(), base=base)
 

@@ -147,3 +147,8 @@ class Table:
             paper=variant.paper,
             **others,
         )
+
+
+def with_shares(shares: Mapping[str, float], model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Memformer is trained with besides, if it has a memory: shares of the learning rate for the memory's parts."""
+    return {"shares": dict(shares)} if shares and model["num_slots"] else {}

@@ -1,7 +1,7 @@
 """Table 2: words of running text, with its ablations; all that a scale decides stands on top."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -10,7 +10,7 @@ from memformer_torch.reproduce.orders import Order
 from memformer_torch.reproduce.report import Experiment, Report
 from memformer_torch.reproduce.row import Results
 from memformer_torch.reproduce.scores import Scores
-from memformer_torch.reproduce.table import SEEDS, Budget, Table, Variant
+from memformer_torch.reproduce.table import SEEDS, Budget, Table, Variant, with_shares
 
 Layers = tuple[int, int]
 """Of encoder and decoder."""
@@ -33,6 +33,8 @@ class Sizes:
     budget: Budget
     seeds: int
     """Of rows that have not `SEEDS`."""
+    shares: Mapping[str, float] = field(default_factory=dict)
+    """Of the learning rate, for parts of Memformer's memory."""
 
 
 CPU = Sizes(  # a quarter of the paper's in every size
@@ -67,6 +69,7 @@ CPU = Sizes(  # a quarter of the paper's in every size
         tuning={"updates": 120, "warm_up": 50},
     ),
     seeds=1,
+    shares={"writer.": 0.1, "forgetting.": 0.01},  # as in Table 1
 )
 PAPER = Sizes(  # section 4.3 and appendix B
     data={"name": "wikitext-103"},
@@ -179,7 +182,8 @@ def _memformers(sizes: Sizes) -> list[Variant]:
         }
         here = f"{layers[0]}+{layers[1]}, {model['num_slots']} slot{'' if model['num_slots'] == 1 else 's'}"
         numbers = dict(zip(("perplexity", "flops"), paper, strict=False))
-        return Variant(label=label, slug=slug, model=model, here=here, paper=numbers, seeds=seeds)
+        train = with_shares(sizes.shares, model)
+        return Variant(label=label, slug=slug, model=model, here=here, train=train, paper=numbers, seeds=seeds)
 
     return [
         variant("Memformer 4+16", BASE, (22.74, 54), seeds=SEEDS),

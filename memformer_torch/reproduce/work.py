@@ -93,11 +93,12 @@ def is_begun(row: Row, folder: Path) -> bool:
     """Whether a folder holds a run of the row's settings, wherever it was stopped."""
     try:
         found = read_config(folder)
-    except ValueError:
+        config = TrainConfig(**found["train"])  # a field that is newer than the run has its default
+    except (ValueError, TypeError):
         return False
     settings = row.settings()
     same = all(found[part] == settings[part] for part in ("data", "model"))
-    return same and found["train"] == asdict(TrainConfig(**row.train, seed=row.seed))
+    return same and config == TrainConfig(**row.train, seed=row.seed)
 
 
 def score(loss: float) -> dict[str, float]:
