@@ -104,6 +104,22 @@ def test_recall_asks_for_what_was_shown_and_noise_looks_like_nothing_else(pairs,
     assert counts[1] == 0
 
 
+@pytest.mark.parametrize("predict_all", [False, True])
+def test_recall_may_name_what_it_will_ask_for(predict_all):
+    task = Recall(num_pairs=6, num_queries=5, segment_length=8, announce=True, predict_all=predict_all)
+    segments = task.rollout(4, 1, generator())
+    assert len(segments) == 2 * 2 + 2 * 2  # each twice: pairs and noise, keys and answers
+    for named, asked in ((4, 5), (6, 7)):
+        assert segments[asked].source.equal(segments[named].target) or not predict_all
+        answers = task.answers(segments[asked].target)
+        for row in range(4):
+            keys = segments[asked].target[row][answers[row].roll(-1)].tolist()
+            assert segments[asked].source[row, : 1 + len(keys)].tolist() == [task.ask_token, *keys]
+            assert (segments[asked].source[row, 1 + len(keys) :] >= task.num_values + task.num_keys).all()
+        assert not task.answers(segments[named].target).any()
+        assert (segments[named].target != IGNORE).any() == predict_all
+
+
 @given(st.integers(1, 20), st.integers(1, 6), st.booleans())
 def test_copy_repeats_its_string(length, segment_length, predict_all):
     task = Copy(num_symbols=9, segment_length=segment_length, predict_all=predict_all)

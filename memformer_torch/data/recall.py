@@ -30,6 +30,9 @@ class Recall:
     """Tokens that distractors are made of."""
     segment_length: int = 12
     """Tokens a segment."""
+    announce: bool = False
+    """Name the keys in a segment of their own, [ASK key key noise], before that of their answers: an encoder then knows what
+    will be asked for."""
     predict_all: bool = False
     """Make every token a target: for models that read their targets alone."""
 
@@ -73,17 +76,25 @@ class Recall:
             texts.append(self.noise(batch_size, generator))
             texts[-1][:, : 2 * shown.shape[1]] = shown.flatten(1)
             texts += [self.noise(batch_size, generator) for _ in range(num_distractors)]
-        num_told = len(texts)
-        for asked in queries.split((self.segment_length - 1) // 2, dim=1):
-            texts.append(self.noise(batch_size, generator))
-            texts[-1][:, 0] = self.ask_token
-            texts[-1][:, 1 : 1 + 2 * asked.shape[1]] = asked.flatten(1)
-        texts[-1][:, 1 + 2 * asked.shape[1] :] = IGNORE
         begin = torch.full_like(texts[0], PAD)
         begin[:, 0] = BOS
         nothing = torch.full_like(begin[:, :1], IGNORE)
-        targets = texts if self.predict_all else [nothing] * num_told + texts[num_told:]
+        targets = [nothing] * len(texts)
+        for asked in queries.split((self.segment_length - 1) // 2, dim=1):
+            if self.announce:
+                texts.append(self._asking(asked[..., 0], generator))
+                targets.append(nothing)
+            texts.append(self._asking(asked.flatten(1), generator))
+            targets.append(texts[-1])
+        texts[-1][:, 1 + 2 * asked.shape[1] :] = IGNORE
+        targets = texts if self.predict_all else targets
         return [Segment(source, target) for source, target in zip([begin, *texts], targets, strict=False)]
+
+    def _asking(self, what: Tensor, generator: torch.Generator) -> Tensor:
+        text = self.noise(len(what), generator)
+        text[:, 0] = self.ask_token
+        text[:, 1 : 1 + what.shape[1]] = what
+        return text
 
     def answers(self, target: Tensor) -> Tensor:
         """bool (B, L): where a target holds a value that the memory must give."""
