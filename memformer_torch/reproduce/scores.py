@@ -127,9 +127,11 @@ class Scores:
             rates = {family: self.table.rate(family, results) for family in self.table.families}
             chosen = ", ".join(f"{family} {_as_rate(rate, budget.rates)}" for family, rate in rates.items())
             grid = ", ".join(f"{rate:g}" for rate in budget.rates)
+            how = f"{budget.tuning['updates']:,} updates of its first row{self._of_base()}"
+            if budget.finals > 1:
+                how += f" and, among the best {budget.finals}, after all {budget.train['updates']:,}"
             notes.append(
-                f"The learning rate of each family is that of {grid} with the lowest validation loss after "
-                f"{budget.tuning['updates']:,} updates of its first row{self._of_base()}: {chosen}."
+                f"The learning rate of each family is that of {grid} with the lowest validation loss after {how}: {chosen}."
             )
         noise = "not known, since no row has two seeds" if self.noise is None else f"{self.noise:.4f}"
         notes.append(
@@ -137,11 +139,15 @@ class Scores:
             f"row{self._of_base(' here and')}: {noise}. {self.summary()}"
         )
         final = [run["seconds"] for runs in self.found.values() for run in runs]
+        tried = [
+            row
+            for family in self.table.families
+            for row in (*self.table.tuning_rows(family), *self.table.final_rows(family, results))
+        ]
         tuning = [
             found["seconds"]
-            for family in self.table.families
-            for row in self.table.tuning_rows(family)
-            if (found := results.get(row)) is not None
+            for row in tried
+            if (found := results.get(row)) is not None and not any(found in runs for runs in self.found.values())
         ]
         notes.append(f"Machine time, one core a row: {as_time(sum(final))} of training, {as_time(sum(tuning))} of tuning.")
         return notes

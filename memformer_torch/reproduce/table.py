@@ -42,11 +42,15 @@ class Budget:
     """The learning rates that are tried; a single one is taken as it is."""
     tuning: Mapping[str, Any] = field(default_factory=dict)
     """What differs in the short runs that decide on a rate."""
+    finals: int = 1
+    """Of so many of the best rates in short runs, that which is best after a whole one is taken: what is fastest at first may
+    not last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Variants of which those of a family share a rate: that with the lowest validation loss of the family's first variant."""
+    """Variants of which those of a family share a rate: that with the lowest validation loss of the family's first variant, in
+    short runs with all rates, then in whole runs with the best of them."""
 
     experiment: str
     scale: str
@@ -72,10 +76,12 @@ class Table:
         return list(dict.fromkeys(variant.family for variant in self.variants))
 
     def rows(self, results: Results) -> list[Row]:
-        """Those that can be run by now: tuning rows, and all others of families that are tuned."""
+        """Those that can be run by now: tuning rows, finals of families whose short runs are done, and all others of families
+        that are tuned."""
         rows = [row for family in self.families for row in self.tuning_rows(family)]
+        rows += [row for family in self.families for row in self.final_rows(family, results)]
         for variant in self.variants:
-            rows += self.seeds(variant, results, range(variant.seeds))
+            rows += [row for row in self.seeds(variant, results, range(variant.seeds)) if row not in rows]
         if (best := self._best(results)) is not None:
             rows += self.seeds(best, results, range(best.seeds, SEEDS))
         return rows
@@ -90,13 +96,16 @@ class Table:
         rate = self.rate(variant.family, results)
         if rate is None:
             return []
-        return [self._row(variant, slug=variant.slug, seed=seed, train={**train, "learning_rate": rate}) for seed in seeds]
+        finals = self.final_rows(variant.family, results) if variant == self._first(variant.family) else []
+        won = {row.seed: row for row in finals if row.train["learning_rate"] == rate}
+        rows = [self._row(variant, slug=variant.slug, seed=seed, train={**train, "learning_rate": rate}) for seed in seeds]
+        return [won.get(row.seed, row) for row in rows]
 
     def tuning_rows(self, family: str) -> list[Row]:
         """A short run a rate; none where there is nothing to choose."""
         if self.base is not None:
             return self.base.tuning_rows(family)
-        first = next(variant for variant in self.variants if variant.family == family)
+        first = self._first(family)
         train = {**self.budget.train, **first.train, **self.budget.tuning}
         return [
             self._row(first, slug=f"{family}-rate-{rate:g}", train={**train, "learning_rate": rate}, tuning=True)
@@ -104,14 +113,29 @@ class Table:
             if len(self.budget.rates) > 1
         ]
 
+    def final_rows(self, family: str, results: Results) -> list[Row]:
+        """A whole run of the family's first variant for each of the best rates, once all short runs have a result; none where
+        there is one rate to take."""
+        if self.base is not None:
+            return self.base.final_rows(family, results)
+        rows = self.tuning_rows(family)
+        losses = {row.train["learning_rate"]: found["valid"]["loss"] for row in rows if (found := results.get(row)) is not None}
+        if len(losses) < len(rows) or self.budget.finals == 1:
+            return []
+        first, best = self._first(family), sorted(losses, key=lambda rate: losses[rate])[: self.budget.finals]
+        train = {**self.budget.train, **first.train}
+        return [
+            self._row(first, slug=f"{first.slug}-rate-{rate:g}", train={**train, "learning_rate": rate})
+            for rate in sorted(best)
+        ]
+
     def rate(self, family: str, results: Results) -> float | None:
         """The family's rate, once all that were tried have a result."""
-        losses = [found["valid"]["loss"] for row in self.tuning_rows(family) if (found := results.get(row)) is not None]
         if len(self.budget.rates) == 1:
             return self.budget.rates[0]
-        if len(losses) < len(self.budget.rates):
-            return None
-        return min(zip(losses, self.budget.rates, strict=True))[1]
+        rows = self.final_rows(family, results) or self.tuning_rows(family)
+        losses = {row.train["learning_rate"]: found["valid"]["loss"] for row in rows if (found := results.get(row)) is not None}
+        return min(losses, key=lambda rate: losses[rate]) if len(losses) == len(rows) else None
 
     def found(self, results: Results) -> dict[str, list[dict[str, Any]]]:
         """The results of each variant, by slug, whatever number of seeds there is."""
@@ -120,6 +144,9 @@ class Table:
             rows = self.seeds(variant, results, range(MOST_SEEDS))
             found[variant.slug] = [result for row in rows if (result := results.get(row)) is not None]
         return found
+
+    def _first(self, family: str) -> Variant:
+        return next(variant for variant in self.variants if variant.family == family)
 
     def _best(self, results: Results) -> Variant | None:
         """Of the contenders, once all have a result."""

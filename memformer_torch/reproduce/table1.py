@@ -71,6 +71,7 @@ CPU = Sizes(
         },
         rates=(1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2),
         tuning={"updates": 300, "warm_up": 50},
+        finals=2,
     ),
     seeds=1,
     # at the rates that suit the rest, the writer's sharp softmax saturates, and slots become alike: see docs/notes.md

@@ -67,6 +67,7 @@ CPU = Sizes(  # a quarter of the paper's in every size
         },
         rates=(1e-3, 2e-3, 4e-3, 8e-3),
         tuning={"updates": 120, "warm_up": 50},
+        finals=2,
     ),
     seeds=1,
     shares={"writer.": 0.1, "forgetting.": 0.01},  # as in Table 1
