@@ -191,6 +191,32 @@ def test_tuning_decides_the_rate_and_settings_whether_a_result_counts(tmp_path):
     assert longer.rate("memformer", results) is None
 
 
+def test_whole_runs_decide_between_the_best_rates(tmp_path):
+    """The rate that is best after a short run loses after a whole one; the run that won is the first variant's first row."""
+    results = Results(tmp_path)
+    budget = replace(TABLE.budget, rates=(1e-3, 1e-2, 1e-1), finals=2)
+    tiny, none = TABLE.variants
+    table = replace(TABLE, budget=budget, variants=[replace(tiny, seeds=2), none])
+    assert table.final_rows("memformer", results) == []
+    for row, loss in zip(table.tuning_rows("memformer"), (1.0, 3.0, 2.0), strict=True):
+        put(results, row, loss)
+    low, high = table.final_rows("memformer", results)
+    assert [row.name for row in (low, high)] == ["tiny-rate-0.001-seed-0", "tiny-rate-0.1-seed-0"]
+    assert low.train == {**TRAIN, "updates": 2, "learning_rate": 1e-3}
+    assert not low.tuning
+    put(results, low, 2.0)
+    assert table.rate("memformer", results) is None
+    assert table.rows(results)[3:] == [low, high]
+    put(results, high, 1.0)
+    assert table.rate("memformer", results) == 1e-1
+    assert table.seeds(table["tiny"], results, [0])[0] == high
+    assert [row.name for row in table.rows(results)[3:]] == [low.name, high.name, "tiny-seed-1", "none-seed-0"]
+    assert table.found(results)["tiny"] == [results.get(high)]
+    other = replace(TABLE, experiment="other", budget=budget, base=table)
+    assert other.seeds(other["tiny"], results, [0]) == [high]  # taken over from the other table
+    assert other.rate("memformer", results) == 1e-1
+
+
 def test_the_best_contender_gets_more_seeds(tmp_path):
     results = Results(tmp_path / "out")
     table = replace(TABLE, budget=replace(TABLE.budget, rates=(1e-3,)), contenders=["tiny", "none"])

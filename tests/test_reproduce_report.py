@@ -85,12 +85,17 @@ def test_the_lstm_is_as_large_as_memformer():
 
 
 def test_appendix_c_takes_what_table_1_has(tmp_path):
-    results = Results(tmp_path)
-    for row in table1.table("cpu").tuning_rows("memformer"):
-        write_json(tmp_path / row.path, fake(row, 1.0))
-    rows = [row for row in appendix.slots_table("cpu").rows(results) if not row.tuning]
+    results, table = Results(tmp_path), table1.table("cpu")
+    for tried in (table.tuning_rows, lambda family: table.final_rows(family, results)):
+        for row in tried("memformer"):
+            write_json(tmp_path / row.path, fake(row, 1.0))
+
+    def rows_of(table):
+        return [row for row in table.rows(results) if not row.tuning and "-rate-" not in row.name]
+
+    rows = rows_of(appendix.slots_table("cpu"))
     assert [row.experiment for row in rows] == ["table1", "slots", "table1", "table1", "table1", "slots", "slots"]
-    horizons = {row.train["horizon"]: row.experiment for row in appendix.horizon_table("cpu").rows(results) if not row.tuning}
+    horizons = {row.train["horizon"]: row.experiment for row in rows_of(appendix.horizon_table("cpu"))}
     assert horizons == dict.fromkeys((1, 2, 4, 8, 16, 32), "horizon") | {14: "table1"}
 
 
@@ -142,7 +147,7 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
 
 
 def test_a_list_of_rows(out, tmp_path, capsys):
-    (out / "table1" / "lstm-seed-0.json").unlink()
+    (out / "table1" / "few-decoders-seed-0.json").unlink()
     stale = out / "table1" / "decoder-seed-0.json"
     record = json.loads(stale.read_text())
     record["settings"]["model"]["num_layers"] = 99
@@ -150,10 +155,10 @@ def test_a_list_of_rows(out, tmp_path, capsys):
     main(["reproduce", "table1", "--list", "--out", str(out), "--runs", str(tmp_path / "runs")])
     printed = capsys.readouterr().out
     states = {words[1]: words[3] for line in printed.splitlines() if len(words := line.split()) > 5 and "/" in words[1]}
-    assert states.pop("table1/lstm-seed-0") == "to"
+    assert states.pop("table1/few-decoders-seed-0") == "to"
     assert states.pop("table1/decoder-seed-0") == "stale"
     assert set(states.values()) == {"done"}
-    assert len(states) == 46  # 20 runs for rates, 28 in all for rows, without the two above
+    assert len(states) == 50  # 20 short runs for rates, 8 whole ones, 24 for all other rows, without the two above
 
 
 def test_errors_come_before_any_work(tmp_path, monkeypatch, capsys):

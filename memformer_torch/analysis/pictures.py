@@ -1,4 +1,7 @@
-"""Pictures of results (extra `[plots]`)."""
+"""Pictures of results (extra `[plots]`).
+
+Legends say loc="best", which is what they have by default: then matplotlib does not warn where a busy machine takes long.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -41,7 +44,7 @@ def loss_curve(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
         points = [(line["update"], line[name]) for line in lines if name in line]
         axes.plot(*zip(*points, strict=True), label=label, marker="o" if name == "valid_loss" else None)
     axes.set(xlabel="update", ylabel="cross-entropy a token (nats)")
-    axes.legend()
+    axes.legend(loc="best")
     figure.savefig(path, dpi=120)
 
 
@@ -78,7 +81,7 @@ def cost_by_position(path: Path, curves: Mapping[str, Mapping[int, tuple[float, 
         axes.set(xlabel="tokens read", ylabel=label, xscale="log")
         axes.set_xticks(list(curve), [f"{position:,}" for position in curve])
         axes.set_xticks([], minor=True)
-        axes.legend(fontsize="small")
+        axes.legend(loc="best", fontsize="small")
     speed.set_ylim(bottom=0)
     size.set_yscale("log")
     figure.savefig(path, dpi=120)
@@ -97,7 +100,7 @@ def endless_reading(path: Path, points: Sequence[Mapping[str, float]], read: int
         times = [1000 * point["seconds_a_token"] for point in chosen]
         seconds.plot([point["position"] / 1000 for point in chosen], times, label=label)
     seconds.set(ylabel="milliseconds a token", yscale="log")
-    seconds.legend()
+    seconds.legend(loc="best")
     for axes in (memory, seconds):
         axes.axvline(read / 1000, linestyle=":", color="grey")
         axes.set(xlabel="thousand tokens read")
@@ -115,7 +118,7 @@ def log_lines(path: Path, panels: Mapping[str, Mapping[str, Mapping[int, float]]
         axes.set(xlabel=label, ylabel=what)
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.legend(fontsize="small")
+        axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -130,7 +133,7 @@ def grouped_bars(path: Path, groups: Mapping[str, Mapping[str, float]], label: s
     axes.set(xlabel=label, yticks=[place + 0.4 - height / 2 for place in range(len(groups))])
     axes.set_yticklabels(groups)
     axes.invert_yaxis()
-    axes.legend(fontsize="small")
+    axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -149,7 +152,7 @@ def cost_by_horizon(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             axes.set(title=shape, xlabel="segments in a rollout", ylabel=label, ylim=(0, 1.1))
             axes.set_xscale("log", base=2)
             axes.xaxis.set_major_formatter("{x:,.0f}")
-            axes.legend(fontsize="small")
+            axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -169,7 +172,7 @@ def times_against_peers(path: Path, ratios: Mapping[str, Mapping[str, Mapping[st
     axes.invert_yaxis()
     axes.set(xlabel="the peer's time over ours", xlim=(0, None))
     if tasks:
-        axes.legend(fontsize="small")
+        axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=120)
 
 
@@ -217,7 +220,7 @@ def scores_by_cost(path: Path, dots: Mapping[str, Mapping[str, tuple[float, Sequ
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter("{x:,.0f}")
     if dots:
-        axes.legend(fontsize="small")
+        axes.legend(loc="best", fontsize="small")
     figure.savefig(path, dpi=120)
 
 

@@ -96,7 +96,8 @@ class Table:
         rate = self.rate(variant.family, results)
         if rate is None:
             return []
-        finals = self.final_rows(variant.family, results) if variant == self._first(variant.family) else []
+        is_tuned_on = self.base is None and variant == self._first(variant.family)
+        finals = self.final_rows(variant.family, results) if is_tuned_on else []
         won = {row.seed: row for row in finals if row.train["learning_rate"] == rate}
         rows = [self._row(variant, slug=variant.slug, seed=seed, train={**train, "learning_rate": rate}) for seed in seeds]
         return [won.get(row.seed, row) for row in rows]
