@@ -296,6 +296,10 @@ def test_a_log_is_told_where_rows_are(tmp_path, monkeypatch):
 def test_only_rows_of_a_name(tmp_path, monkeypatch, capsys):
     runner = Runner(TABLE.rows, Results(tmp_path), tmp_path, 1, only="none")
     assert [task.row.name for task in runner.tasks()] == ["none-seed-0"]
+    rows = [replace(ROW, slug=slug) for slug in ("small", "tiny-small")]
+    for only, names in (("small", ["small-seed-0", "tiny-small-seed-0"]), ("small-seed-0", ["small-seed-0"])):
+        runner = Runner(lambda results: rows, Results(tmp_path), tmp_path, 1, only=only)
+        assert [task.row.name for task in runner.tasks()] == names
     monkeypatch.setitem(EXPERIMENTS, "tiny", lambda scale: replace(slow_experiment(scale), rows=TABLE.rows))
     with pytest.raises(SystemExit):
         main(["reproduce", "tiny", "--only", "none", "--out", str(tmp_path)])

@@ -41,7 +41,7 @@ def reproduce(
         name: Which experiment.
         scale: "cpu" is small enough for two cores and some hours; "paper" has the paper's own sizes and budget.
         workers: Rows at a time, each with one thread; by default one a core, at the paper's scale one an accelerator.
-        only: Run only rows whose name contains this.
+        only: Run only the row of this name, or rows whose name contains this.
         runs: Folder for runs.
         out: Folder for results, one JSON a row; those of the paper's scale go into its folder "paper".
         list: Only list the rows, their states and what they may cost.

@@ -62,7 +62,8 @@ class Running(NamedTuple):
 
 
 class Runner:
-    """Runs what `rows` asks for and has no result, `num_workers` at a time; only those whose name contains `only`."""
+    """Runs what `rows` asks for and has no result, `num_workers` at a time; only those whose name is `only` or, if none is,
+    contains it."""
 
     def __init__(
         self, rows: Callable[[Results], list[Row]], results: Results, runs: Path, num_workers: int, only: str = ""
@@ -76,7 +77,9 @@ class Runner:
         self._said = time.monotonic()
 
     def tasks(self) -> list[Task]:
-        return [task for task in plan(self.rows, self.results, self.runs) if self.only in task.row.name]
+        tasks = plan(self.rows, self.results, self.runs)
+        exactly = [task for task in tasks if task.row.name == self.only]
+        return exactly or [task for task in tasks if self.only in task.row.name]
 
     def run(self, console: Console) -> Outcome:
         """Until nothing is left to run, or a signal comes: each row then ends its update and writes a checkpoint."""
