@@ -113,9 +113,10 @@ def test_recall_may_name_what_it_will_ask_for(predict_all):
         assert segments[asked].source.equal(segments[named].target) or not predict_all
         answers = task.answers(segments[asked].target)
         for row in range(4):
-            keys = segments[asked].target[row][answers[row].roll(-1)].tolist()
-            assert segments[asked].source[row, : 1 + len(keys)].tolist() == [task.ask_token, *keys]
-            assert (segments[asked].source[row, 1 + len(keys) :] >= task.num_values + task.num_keys).all()
+            keys, source = answers[row].roll(-1), segments[asked].source[row]
+            assert source[0] == task.ask_token
+            assert source[keys].equal(segments[asked].target[row][keys])  # at the places where they will be asked for
+            assert (source[1:][~keys[1:]] >= task.num_values + task.num_keys).all()
         assert not task.answers(segments[named].target).any()
         assert (segments[named].target != IGNORE).any() == predict_all
 

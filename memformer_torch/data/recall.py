@@ -31,8 +31,8 @@ class Recall:
     segment_length: int = 12
     """Tokens a segment."""
     announce: bool = False
-    """Name the keys in a segment of their own, [ASK key key noise], before that of their answers: an encoder then knows what
-    will be asked for."""
+    """Ask a segment ahead, with noise where the values will stand, [ASK key noise key noise]: an encoder then knows what will
+    be asked for."""
     predict_all: bool = False
     """Make every token a target: for models that read their targets alone."""
 
@@ -81,19 +81,20 @@ class Recall:
         nothing = torch.full_like(begin[:, :1], IGNORE)
         targets = [nothing] * len(texts)
         for asked in queries.split((self.segment_length - 1) // 2, dim=1):
+            places = slice(1, 1 + 2 * asked.shape[1])
             if self.announce:
-                texts.append(self._asking(asked[..., 0], generator))
+                texts.append(self._asking(generator, asked[..., 0], slice(1, places.stop, 2)))
                 targets.append(nothing)
-            texts.append(self._asking(asked.flatten(1), generator))
+            texts.append(self._asking(generator, asked.flatten(1), places))
             targets.append(texts[-1])
-        texts[-1][:, 1 + 2 * asked.shape[1] :] = IGNORE
+        texts[-1][:, places.stop :] = IGNORE
         targets = texts if self.predict_all else targets
         return [Segment(source, target) for source, target in zip([begin, *texts], targets, strict=False)]
 
-    def _asking(self, what: Tensor, generator: torch.Generator) -> Tensor:
+    def _asking(self, generator: torch.Generator, what: Tensor, places: slice) -> Tensor:
         text = self.noise(len(what), generator)
         text[:, 0] = self.ask_token
-        text[:, 1 : 1 + what.shape[1]] = what
+        text[:, places] = what
         return text
 
     def answers(self, target: Tensor) -> Tensor:

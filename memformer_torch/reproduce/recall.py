@@ -74,8 +74,8 @@ VARIANTS = [
         seeds=SEEDS,
     ),
     Variant(
-        label="encoder, keys named a segment ahead",
-        slug="encoder-told-ahead",
+        label="encoder, asked a segment ahead",
+        slug="encoder-asked-ahead",
         model=MEMFORMER | {"decoder_reads": "encoder"},
         train={"options": {**RECIPE["options"], "announce": True}},
         seeds=SEEDS,
