@@ -8,6 +8,8 @@ import torch
 from torch.nn import functional as F
 
 from memformer_torch import Output, mrbp
+from memformer_torch.bench.record import write_json
+from memformer_torch.checkpoint import find_checkpoint, load_tensors, load_weights
 from memformer_torch.data.recall import Recall
 from memformer_torch.data.retention import Retention
 from memformer_torch.models import MODELS
@@ -66,6 +68,29 @@ def test_other_settings_begin_again(tmp_path):
     again = task_row(row(MEMFORMER, updates=4), tmp_path, lambda *_: None, lambda: False)
     assert again is not None
     assert again["updates"] == 4
+
+
+def test_a_row_may_start_from_anothers_weights(tmp_path):
+    """Of a model with more parts; before its result is there, the row is not to be run."""
+    after = row(MEMFORMER, start="before-seed-0", updates=1, learning_rate=1e-30)
+    with pytest.raises(ValueError, match=r"before-seed-0 holds no weights to start from: remove before-seed-0\.json"):
+        task_row(after, tmp_path / "after", lambda *_: None, lambda: False)
+    task_row(row(MEMFORMER | {"decoder_reads": "encoder+memory"}), tmp_path / "before-seed-0", lambda *_: None, lambda: False)
+    task_row(after, tmp_path / "after", lambda *_: None, lambda: False)
+    models = [TaskRun(after, Recipe(**after.train)).model for _ in range(2)]
+    load_weights(models[0], find_checkpoint(tmp_path / "after", "last"))
+    found = load_tensors(find_checkpoint(tmp_path / "before-seed-0", "best") / "weights.safetensors")
+    for name, tensor in models[0].state_dict().items():
+        torch.testing.assert_close(tensor, found[name])
+    assert not models[1].embedding.weight.equal(found["embedding.weight"])
+
+    table, results = recall.table("cpu"), Results(tmp_path / "results")
+    assert table.seeds(table["encoder-after-memory"], results, [0, 1]) == []
+    first = table.seeds(table["encoder-and-memory"], results, [1])[0]
+    write_json(results.folder / first.path, first.result())
+    (started,) = table.seeds(table["encoder-after-memory"], results, [0, 1])
+    assert started.seed == 1
+    assert started.train["start"] == "encoder-and-memory-seed-1"
 
 
 @pytest.mark.parametrize("task", [Retention(predict_all=True), Recall(num_queries=2, predict_all=True)])

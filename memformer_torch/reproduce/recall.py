@@ -1,5 +1,7 @@
-"""How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder, and the paper's also with
-the keys named a segment before the answers: what its encoder is asked, it can look up.
+"""How many pairs can the memory bind, and for how long? Memformer with both wirings of its decoder.
+
+A memory that binds, and a way to it over the encoder, are hardly learned at once: the paper's wiring is also started from the
+weights of a decoder that reads the memory, and is asked a segment ahead, so that the encoder knows what to look up.
 
 Three things decide whether binding is learned at all; docs/notes.md says how they were found, and what else was tried.
 The first two are about parameters that are small: AdamW moves a number by the learning rate, whatever its size.
@@ -74,11 +76,19 @@ VARIANTS = [
         seeds=SEEDS,
     ),
     Variant(
-        label="encoder, asked a segment ahead",
+        label="encoder, after encoder+memory",
+        slug="encoder-after-memory",
+        model=MEMFORMER | {"decoder_reads": "encoder"},
+        seeds=SEEDS,
+        after="encoder-and-memory",
+    ),
+    Variant(
+        label="encoder, after encoder+memory, asked a segment ahead",
         slug="encoder-asked-ahead",
         model=MEMFORMER | {"decoder_reads": "encoder"},
         train={"options": {**RECIPE["options"], "announce": True}},
         seeds=SEEDS,
+        after="encoder-and-memory",
     ),
 ]
 

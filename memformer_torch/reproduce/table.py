@@ -1,7 +1,7 @@
 """A table of models that are trained alike: variants to rows, with learning rates that are tuned first."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memformer_torch.reproduce.row import Results, Row, Work
@@ -26,6 +26,8 @@ class Variant:
     """What differs from the table's budget; never the number of tokens."""
     paper: Mapping[str, float] = field(default_factory=dict)
     seeds: int = 1
+    after: str = ""
+    """The slug of another variant, whose weights of the same seed this one starts from; its rows wait for those."""
 
     @property
     def family(self) -> str:
@@ -100,6 +102,9 @@ class Table:
         finals = self.final_rows(variant.family, results) if is_tuned_on else []
         won = {row.seed: row for row in finals if row.train["learning_rate"] == rate}
         rows = [self._row(variant, slug=variant.slug, seed=seed, train={**train, "learning_rate": rate}) for seed in seeds]
+        if variant.after:
+            before = {row.seed: row for row in self.seeds(self[variant.after], results, seeds) if results.get(row) is not None}
+            rows = [replace(row, train={**row.train, "start": before[row.seed].name}) for row in rows if row.seed in before]
         return [won.get(row.seed, row) for row in rows]
 
     def tuning_rows(self, family: str) -> list[Row]:

@@ -70,6 +70,8 @@ class Recipe:
     look_every: int = 100
     look_at: tuple[int, ...] = (8, 64)
     """Distractors of the readings that are looked at."""
+    start: str = ""
+    """The row whose best weights training starts from, parts that only its model has left out; none: fresh ones."""
     read: Mapping[str, tuple[int, ...]]
     """For each number of pairs, as a string: at how many distractors accuracy is measured in the end."""
 
@@ -177,6 +179,14 @@ class TaskRun:
         better, self.best = mean >= self.best, max(mean, self.best)
         return better
 
+    def start_from(self, folder: Path) -> None:
+        """The best weights of another run, which may have parts that this model has not, but not the other way round."""
+        if not (folder / "best.json").exists():
+            again = f"remove {folder.name}.json of the results, and run it again"
+            raise ValueError(f"{folder} holds no weights to start from: {again}")
+        weights, own = load_tensors(find_checkpoint(folder, "best") / "weights.safetensors"), self.model.state_dict()
+        self.model.load_state_dict({name: weights[name] for name in own})
+
     def save(self, folder: Path, best: bool) -> None:
         random = {"random.torch": torch.get_rng_state(), "random.task": self.generator.get_state()}
         facts = {"level": asdict(self.level), "tokens": self.tokens, "best": self.best, "perfect": self.perfect}
@@ -205,6 +215,8 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
     if is_begun(row, folder):
         run.load(folder)
     else:
+        if recipe.start:
+            run.start_from(folder.with_name(recipe.start))
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / SETTINGS, json.dumps(row.settings()))
     clock = Clock(folder / "seconds.json", start)
