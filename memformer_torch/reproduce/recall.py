@@ -87,7 +87,6 @@ VARIANTS = [
         slug="encoder-asked-ahead",
         model=MEMFORMER | {"decoder_reads": "encoder"},
         train={"options": {**RECIPE["options"], "announce": True}},
-        seeds=SEEDS,
         after="encoder-and-memory",
     ),
 ]
