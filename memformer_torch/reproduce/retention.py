@@ -123,7 +123,7 @@ def report(table: Table, results: Results) -> Report:
 
 def as_share(shares: Sequence[float]) -> str:
     """Median, and the least where they differ."""
-    least = f" ({min(shares):.2f})" if min(shares) < max(shares) else ""
+    least = f" ({min(shares):.3f})" if min(shares) < max(shares) else ""
     return f"{median(shares):.3f}{least}"
 
 
