@@ -37,6 +37,37 @@ def accuracy_by_distance(path: Path, curves: Mapping[str, Mapping[int, float]], 
     figure.savefig(path, dpi=120)
 
 
+def accuracy_panels(
+    path: Path,
+    panels: Mapping[str, Mapping[str, Mapping[int, float]]],
+    trained: Mapping[str, int],
+    chance: float,
+    distance: str,
+) -> None:
+    """A panel a name, in each accuracy against distance, the same lines in all; what training came to is shaded."""
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, _ = new_figure(figsize=(4.5 * columns, 0.5 + 2.7 * rows))
+    figure.clear()
+    places = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
+    for axes, (title, curves) in zip(places.flat, panels.items(), strict=False):
+        for number, (name, curve) in enumerate(curves.items()):
+            colour = f"{0.8 - 0.8 * number / max(1, len(curves) - 1):.2f}"  # from light to dark
+            axes.plot(list(curve), list(curve.values()), marker="o", color=colour, label=name)
+        axes.axvspan(0, trained[title], alpha=0.12, label="seen in training")
+        axes.axhline(chance, linestyle=":", color="C3", label="chance")
+        axes.set_title(title, fontsize="medium")
+        axes.set_xscale("symlog", base=2, linthresh=1)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(0, 1.05)
+    for axes in places.flat[len(panels) :]:
+        axes.remove()
+    figure.supxlabel(distance, fontsize="medium")
+    figure.supylabel("accuracy", fontsize="medium")
+    figure.legend(*places[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=7, fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
 def loss_curve(path: Path, lines: Sequence[Mapping[str, Any]]) -> None:
     """Training and validation loss against updates, from the lines of metrics.jsonl."""
     figure, axes = new_figure(figsize=(7, 3.6))

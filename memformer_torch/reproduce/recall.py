@@ -121,7 +121,7 @@ def report(table: Table, results: Results) -> Report:
         grids=[Grid(title=title, columns=columns, lines=lines)],
         notes=[
             NOTE,
-            f"The hardest documents that training came to, by seed: {reached}.",
+            f"The hardest documents that training came to, by seed, in pairs and segments of noise after each four: {reached}.",
             f"Machine time, one core a run: {as_time(sum(run['seconds'] for run in runs))}.",
         ],
         draw=partial(_draw, table, found),
@@ -131,19 +131,22 @@ def report(table: Table, results: Results) -> Report:
 
 
 def _reached(run: dict[str, Any]) -> str:
-    return f"{run['reached']['pairs']} pairs with {run['reached']['distractors']} segments of noise"
+    return f"{run['reached']['pairs']} pairs, {run['reached']['distractors']} of noise"
 
 
 def _draw(table: Table, found: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    curves = {
-        f"{variant.label}, {pairs} pairs": {
-            distance: median(accuracies(found[variant.slug], str(pairs), distance)) for distance in DISTANCES if distance
+    runs = {variant.label: found[variant.slug] for variant in table.variants if found[variant.slug]}
+    panels = {
+        label: {
+            f"{pairs} pair{'s' if pairs > 1 else ''}": {
+                distance: median(accuracies(seeds, str(pairs), distance)) for distance in DISTANCES
+            }
+            for pairs in PAIRS
         }
-        for variant in table.variants
-        if found[variant.slug]
-        for pairs in PAIRS
+        for label, seeds in runs.items()
     }
-    pictures.accuracy_by_distance(path, curves, 1 / 16, MOST_DISTRACTORS)
+    trained = {label: max(run["reached"]["distractors"] for run in seeds) for label, seeds in runs.items()}
+    pictures.accuracy_panels(path, panels, trained, 1 / 16, "segments of noise after each segment of pairs")
 
 
 def recall(scale: str) -> Experiment:
