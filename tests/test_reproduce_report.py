@@ -201,7 +201,7 @@ def test_the_readme_says_what_the_results_say(out, tmp_path, capsys):
     assert "| Memformer 4+8 |" in text
     assert "temperature" not in text  # in brief
     assert "horizon" not in text  # shares rows with table 1, and has none of its own
-    path = out / "table1" / "memformer-seed-0.json"
+    path = out / "table1" / "without-memory-seed-0.json"
     record = json.loads(path.read_text())
     record["test"]["perplexity"] = 9.99
     path.write_text(json.dumps(record))
