@@ -123,6 +123,7 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
     assert f"| Transformer Decoder | Transformer-XL, memory=784 | 0.042 | {2**1.612 - 2**1.9:+.3f} | does not hold |" in text
     assert "| 2+6, memory=64 | 2+6, memory=32 | 0.006 | +0.002 | within noise |" in text
     assert "memformer 0.001 (the end of the grid)" in text
+    assert "Memformer's memory gets only a share of that rate: writer 0.1, forgetting 0.01." in text
     dearer = text.partition("## Memformer 4+8 against what costs as much or more")[2].partition("##")[0]
     costs = {line.split(" | ")[1]: float(line.split(" | ")[2]) for line in dearer.splitlines() if ", memory=" in line}
     assert list(costs) == ["6 layers, memory=56", "6 layers, memory=196", "4 layers, memory=56", "4 layers, memory=196"]

@@ -58,7 +58,8 @@ NOTE = (
     f"Pairs of one of 16 keys and 16 values, four a segment of {LENGTH} tokens; after each such segment as many segments "
     "of noise as the column says; then up to four keys are asked for. Trained with at most "
     f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
-    "the values but not whose they are gives 1 over the number of pairs."
+    "the values but not whose they are gives 1 over the number of pairs. What comes after encoder+memory was trained as that "
+    "before, for as many updates besides."
 )
 
 

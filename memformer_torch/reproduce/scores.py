@@ -133,6 +133,12 @@ class Scores:
             notes.append(
                 f"The learning rate of each family is that of {grid} with the lowest validation loss after {how}: {chosen}."
             )
+        if shares := next((variant.train["shares"] for variant in self.table.variants if "shares" in variant.train), None):
+            parts = ", ".join(f"{name.rstrip('.')} {share:g}" for name, share in shares.items())
+            notes.append(
+                f"Memformer's memory gets only a share of that rate: {parts}. The baselines have no such parts; "
+                "the shares were found in short runs, by validation loss (docs/notes.md)."
+            )
         noise = "not known, since no row has two seeds" if self.noise is None else f"{self.noise:.4f}"
         notes.append(
             "An order is claimed only where medians differ by more than the noise, which is the largest spread over seeds of a "

@@ -125,7 +125,7 @@ class Table:
         if self.base is not None:
             return self.base.final_rows(family, results)
         rows = self.tuning_rows(family)
-        losses = {row.train["learning_rate"]: found["valid"]["loss"] for row in rows if (found := results.get(row)) is not None}
+        losses = _losses_by_rate(rows, results)
         if len(losses) < len(rows) or self.budget.finals == 1:
             return []
         first, best = self._first(family), sorted(losses, key=lambda rate: losses[rate])[: self.budget.finals]
@@ -140,7 +140,7 @@ class Table:
         if len(self.budget.rates) == 1:
             return self.budget.rates[0]
         rows = self.final_rows(family, results) or self.tuning_rows(family)
-        losses = {row.train["learning_rate"]: found["valid"]["loss"] for row in rows if (found := results.get(row)) is not None}
+        losses = _losses_by_rate(rows, results)
         return min(losses, key=lambda rate: losses[rate]) if len(losses) == len(rows) else None
 
     def found(self, results: Results) -> dict[str, list[dict[str, Any]]]:
@@ -180,6 +180,11 @@ class Table:
             paper=variant.paper,
             **others,
         )
+
+
+def _losses_by_rate(rows: Sequence[Row], results: Results) -> dict[float, float]:
+    """On validation, of those that have a result."""
+    return {row.train["learning_rate"]: found["valid"]["loss"] for row in rows if (found := results.get(row)) is not None}
 
 
 def with_shares(shares: Mapping[str, float], model: Mapping[str, Any]) -> dict[str, Any]:
