@@ -1,4 +1,4 @@
-"""Experiments in miniature, on digits: rows that stop and go on, tuning, failures, signals."""
+"""Experiments in miniature, on digits: rows that stop and go on, failures, signals."""
 
 import fcntl
 import io
@@ -24,33 +24,15 @@ from memformer_torch.reproduce import runner as runner_module
 from memformer_torch.reproduce.experiments import EXPERIMENTS
 from memformer_torch.reproduce.plan import estimate, guess, plan, run_folder
 from memformer_torch.reproduce.report import Experiment, Grid, Report
-from memformer_torch.reproduce.row import Results, Row
+from memformer_torch.reproduce.row import Results
 from memformer_torch.reproduce.runner import Outcome, Runner
 from memformer_torch.reproduce.runner import alone as alone_with
-from memformer_torch.reproduce.table import Budget, Table, Variant
 from memformer_torch.reproduce.work import begin, count_model_flops, sizes, train_row
 from memformer_torch.runs import build_model, open_run
 from memformer_torch.types import BOS, PAD, Segment
+from tests.reproducing import MODEL, ROW, TABLE, TRAIN, fake, put
 
-MODEL = {"name": "memformer", "d_model": 16, "num_heads": 2, "d_ff": 24, "num_encoder_layers": 1, "num_decoder_layers": 1}
-MODEL |= {"segment_length": 8, "num_slots": 2}
-TRAIN = {"updates": 6, "batch_size": 30, "horizon": 4, "warm_up": 2, "learning_rate": 1e-3}
-TRAIN |= {"evaluate_every": 3, "evaluate_tokens": 640, "checkpoint_every": 4, "log_every": 1}
-ROW = Row(
-    experiment="tiny", family="memformer", label="Tiny", slug="tiny", work=train_row, data={"name": "digits"}, model=MODEL,
-    train=TRAIN, length=64,
-)  # fmt: skip
 COPY = {"name": "copy", "num_train": 64, "num_valid": 8, "num_test": 8}  # for processes that should start soon
-TABLE = Table(
-    experiment="tiny",
-    scale="cpu",
-    data={"name": "digits"},
-    budget=Budget(train={**TRAIN, "updates": 2}, rates=(1e-3, 1e-2), tuning={"updates": 1}),
-    variants=[
-        Variant(label="Tiny", slug="tiny", model=MODEL),
-        Variant(label="w/o memory", slug="none", model={**MODEL, "num_slots": 0}),
-    ],
-)
 
 
 def run(row, folder, stop_after=None, reports=None):
@@ -66,17 +48,6 @@ def run(row, folder, stop_after=None, reports=None):
 
 def explode(row, folder, report, should_stop):
     raise ValueError("this row\ncannot be run")
-
-
-def fake(row, loss, **more):
-    """A result as it would be written."""
-    numbers = {"valid": {"loss": loss, "perplexity": 2**loss}, "test": {"loss": loss, "perplexity": 2**loss}}
-    flops = {"of": "a document", "model": count_model_flops(row), "head": 1}
-    return row.result(**numbers, flops=flops, parameters=1000, tokens=10**6, seconds=60.0, **more)
-
-
-def put(results, row, loss, **more):
-    write_json(results.folder / row.path, fake(row, loss, **more))
 
 
 @pytest.fixture(scope="module")
@@ -163,79 +134,6 @@ def test_a_folder_of_other_settings_is_begun_again_and_of_anything_else_kept(tmp
     (tmp_path / "killed").mkdir()
     (tmp_path / "killed" / "vocabulary.json.part").write_text("{")
     assert begin(ROW, tmp_path / "killed").update == 0
-
-
-def states(table, results, runs):
-    return {task.row.name: task.state for task in plan(table.rows, results, runs)}
-
-
-def test_tuning_decides_the_rate_and_settings_whether_a_result_counts(tmp_path):
-    results, runs = Results(tmp_path / "out"), tmp_path / "runs"
-    low, high = TABLE.tuning_rows("memformer")
-    finals = {"tiny-seed-0": "later", "none-seed-0": "later"}
-    assert states(TABLE, results, runs) == {low.name: "to do", high.name: "to do"} | finals
-    put(results, low, 1.0)
-    assert states(TABLE, results, runs) == {low.name: "done", high.name: "to do"} | finals
-    put(results, high, 0.5)
-    rows = TABLE.rows(results)
-    assert [row.train["learning_rate"] for row in rows] == [1e-3, 1e-2, 1e-2, 1e-2]
-    assert rows[2].train["updates"] == 2
-    put(results, rows[2], 0.4)
-    assert states(TABLE, results, runs)["tiny-seed-0"] == "done"
-    assert len(TABLE.found(results)["tiny"]) == 1
-    put(results, high, 2.0)  # now the other rate is better, and the result of another rate
-    assert states(TABLE, results, runs) == {low.name: "done", high.name: "done", "tiny-seed-0": "stale", "none-seed-0": "to do"}
-    assert not TABLE.found(results)["tiny"]
-    longer = replace(TABLE, budget=replace(TABLE.budget, tuning={"updates": 5}))
-    assert states(longer, results, runs)[low.name] == "stale"  # and decides on nothing
-    assert longer.rate("memformer", results) is None
-
-
-def test_whole_runs_decide_between_the_best_rates(tmp_path):
-    """The rate that is best after a short run loses after a whole one; the run that won is the first variant's first row."""
-    results = Results(tmp_path)
-    budget = replace(TABLE.budget, rates=(1e-3, 1e-2, 1e-1), finals=2)
-    tiny, none = TABLE.variants
-    table = replace(TABLE, budget=budget, variants=[replace(tiny, seeds=2), none])
-    assert table.final_rows("memformer", results) == []
-    for row, loss in zip(table.tuning_rows("memformer"), (1.0, 3.0, 2.0), strict=True):
-        put(results, row, loss)
-    low, high = table.final_rows("memformer", results)
-    assert [row.name for row in (low, high)] == ["tiny-rate-0.001-seed-0", "tiny-rate-0.1-seed-0"]
-    assert low.train == {**TRAIN, "updates": 2, "learning_rate": 1e-3}
-    assert not low.tuning
-    put(results, low, 2.0)
-    assert table.rate("memformer", results) is None
-    assert table.rows(results)[3:] == [low, high]
-    put(results, high, 1.0)
-    assert table.rate("memformer", results) == 1e-1
-    assert table.seeds(table["tiny"], results, [0])[0] == high
-    assert [row.name for row in table.rows(results)[3:]] == [low.name, high.name, "tiny-seed-1", "none-seed-0"]
-    assert table.found(results)["tiny"] == [results.get(high)]
-    other = replace(TABLE, experiment="other", budget=budget, base=table)
-    assert other.seeds(other["tiny"], results, [0]) == [high]  # taken over from the other table
-    assert other.rate("memformer", results) == 1e-1
-
-
-def test_the_best_contender_gets_more_seeds(tmp_path):
-    results = Results(tmp_path / "out")
-    table = replace(TABLE, budget=replace(TABLE.budget, rates=(1e-3,)), contenders=["tiny", "none"])
-    first, second = table.rows(results)
-    put(results, first, 1.0)
-    assert len(table.rows(results)) == 2
-    put(results, second, 0.5)
-    assert [row.name for row in table.rows(results)[2:]] == ["none-seed-1", "none-seed-2"]
-
-
-def test_a_table_takes_rates_and_rows_of_another(tmp_path):
-    results = Results(tmp_path / "out")
-    other = Variant(label="Four", slug="four", model={**MODEL, "num_slots": 4})
-    same = Variant(label="Two", slug="two", model=MODEL, train={"batch_size": 30})
-    table = replace(TABLE, experiment="more", variants=[same, other], base=TABLE)
-    assert table.rows(results) == TABLE.tuning_rows("memformer")
-    for row in table.rows(results):
-        put(results, row, 1.0)
-    assert [row.path.as_posix() for row in table.rows(results)[2:]] == ["tiny/tiny-seed-0.json", "more/four-seed-0.json"]
 
 
 def test_what_rows_may_take_follows_what_they_took(tmp_path):

@@ -14,7 +14,7 @@ from memformer_torch.reproduce.orders import FAILS, HOLDS, MISSING, NOISE, ONE_S
 from memformer_torch.reproduce.readme import BEGIN, END
 from memformer_torch.reproduce.row import Results
 from memformer_torch.runs import build_model
-from tests.test_reproduce import fake
+from tests.reproducing import fake
 
 ROOT = Path(__file__).parent.parent
 
