@@ -250,8 +250,9 @@ def scores_by_cost(path: Path, dots: Mapping[str, Mapping[str, tuple[float, Sequ
     axes.set(xlabel=cost, ylabel=score, xscale="log")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.xaxis.set_minor_formatter("{x:,.0f}")
-    if dots:
-        axes.legend(loc="best", fontsize="small")
+    axes.tick_params(axis="x", which="minor", pad=axes.xaxis.get_major_ticks()[0].get_pad(), length=4)
+    if dots:  # above, where no line from a dot to its name runs through it
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(dots), fontsize="small", frameon=False)
     figure.savefig(path, dpi=120)
 
 
