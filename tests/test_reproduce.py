@@ -195,7 +195,9 @@ def test_only_rows_of_a_name(tmp_path, monkeypatch, capsys):
     runner = Runner(TABLE.rows, Results(tmp_path), tmp_path, 1, only="none")
     assert [task.row.name for task in runner.tasks()] == ["none-seed-0"]
     rows = [replace(ROW, slug=slug) for slug in ("small", "tiny-small")]
-    for only, names in (("small", ["small-seed-0", "tiny-small-seed-0"]), ("small-seed-0", ["small-seed-0"])):
+    both = ["small-seed-0", "tiny-small-seed-0"]
+    as_listed = f"{ROW.experiment}/small-seed-0"
+    for only, names in (("small", both), ("small-seed-0", both[:1]), (as_listed, both[:1]), (f"{ROW.experiment}/t", both[1:])):
         runner = Runner(lambda results: rows, Results(tmp_path), tmp_path, 1, only=only)
         assert [task.row.name for task in runner.tasks()] == names
     monkeypatch.setitem(EXPERIMENTS, "tiny", lambda scale: replace(slow_experiment(scale), rows=TABLE.rows))

@@ -41,7 +41,7 @@ def reproduce(
         name: Which experiment.
         scale: "cpu" is small enough for two cores and some hours; "paper" has the paper's own sizes and budget.
         workers: Rows at a time, each with one thread; by default one a core, at the paper's scale one an accelerator.
-        only: Run only the row of this name, or rows whose name contains this.
+        only: Run only the row of this name, with or without its experiment, or rows whose name contains this.
         runs: Folder for runs.
         out: Folder for results, one JSON a row; those of the paper's scale go into its folder "paper".
         list: Only list the rows, their states and what they may cost.
@@ -110,7 +110,7 @@ def print_tasks(tasks: list[Task], results: Results, workers: int, console: Cons
         taken = as_time(found["seconds"]) if found is not None and "seconds" in found else f"about {as_time(cost)}"
         rate = f"{row.train['learning_rate']:g}" if "learning_rate" in row.train and state != "later" else ""
         words = f"interrupted, {share:.0%} done" if state == "interrupted" else state
-        table.add_row(f"{row.experiment}/{row.name}", words, rate, taken)
+        table.add_row(row.full_name, words, rate, taken)
     console.print(table)
     done = sum(task.state == "done" for task in tasks)
     console.print(f"{done} of {len(tasks)} rows are done; about {as_time(left / workers)} left, {workers} at a time.")

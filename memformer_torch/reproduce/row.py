@@ -63,8 +63,12 @@ class Row:
         return f"{'tuning/' if self.tuning else ''}{self.slug}-seed-{self.seed}"
 
     @property
+    def full_name(self) -> str:
+        return f"{self.experiment}/{self.name}"
+
+    @property
     def path(self) -> Path:
-        return Path(self.experiment) / f"{self.name}.json"
+        return Path(f"{self.full_name}.json")
 
     def settings(self) -> dict[str, Any]:
         """What decides the numbers, as JSON gives it back: a result counts as long as this is what the row says."""

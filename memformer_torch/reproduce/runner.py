@@ -78,8 +78,8 @@ class Runner:
 
     def tasks(self) -> list[Task]:
         tasks = plan(self.rows, self.results, self.runs)
-        exactly = [task for task in tasks if task.row.name == self.only]
-        return exactly or [task for task in tasks if self.only in task.row.name]
+        exactly = [task for task in tasks if self.only in (task.row.name, task.row.full_name)]
+        return exactly or [task for task in tasks if self.only in task.row.full_name]
 
     def run(self, console: Console) -> Outcome:
         """Until nothing is left to run, or a signal comes: each row then ends its update and writes a checkpoint."""
