@@ -62,7 +62,8 @@ def evaluate(
 def complete(model: Any, prompts: torch.Tensor, length: int, temperature: float = 1.0, seed: int = 0) -> torch.Tensor:
     """Continue documents (B, N) to `length` tokens, (B, length); temperature 0 takes the likeliest token.
 
-    Each token is a pass over its segment: simple, and enough for samples during training.
+    Each token is a pass over its segment: enough for samples during training, and by `forward` and `advance` alone, which
+    gather the weights of a model that is sharded; a session's cache goes past them.
     """
     training, size = model.training, model.config.segment_length
     model.eval()
