@@ -7,6 +7,7 @@ from rich.console import Console
 
 from memformer_torch.checkpoint import write_durably
 from memformer_torch.reproduce.experiments import EXPERIMENTS
+from memformer_torch.reproduce.plan import as_time
 from memformer_torch.reproduce.report import grid_markdown
 from memformer_torch.reproduce.row import Results
 
@@ -36,9 +37,11 @@ def results(readme: Path = Path("README.md"), out: Path = Path("results/quality"
 
 def as_section(out: Path, folder: Path) -> str:
     """All experiments that have a result of their own at cpu scale, in brief, with links from a file in `folder`."""
-    parts, found = [], Results(out)
+    parts, found, seconds = [], Results(out), {}
     for name, experiment in EXPERIMENTS.items():
-        own = [row for row in experiment("cpu").rows(found) if row.experiment == name and not row.tuning]
+        rows = experiment("cpu").rows(found)
+        seconds |= {row.path: record["seconds"] for row in rows if (record := found.get(row)) is not None}
+        own = [row for row in rows if row.experiment == name and not row.tuning]
         if not any(found.get(row) is not None for row in own):  # some have rows of others before they were ever run
             continue
         report = experiment("cpu").report(found)
@@ -47,4 +50,7 @@ def as_section(out: Path, folder: Path) -> str:
         parts += [report.summary] if report.summary else []
     if not parts:
         raise ValueError(f"there are no results in {out} yet: memformer reproduce {next(iter(EXPERIMENTS))}")
+    parts += [
+        f"All {len(seconds)} rows together, those that decide on learning rates too: {as_time(sum(seconds.values()))} of one core."
+    ]
     return "\n\n".join(parts)

@@ -119,7 +119,7 @@ ORDERS = [
     *[Order(ABLATED, other) for other in (NO_MEMORY, "few-decoders", *SWITCHES)],
 ]
 DEEPER = ", deeper (not in the paper)"
-BRIEF = ("lstm", "decoder", *TRANSFORMER_XLS, "deep-transformer-xl-784", BASE, ABLATED, NO_MEMORY)
+BRIEF = ("lstm", "deep-decoder", "deep-transformer-xl-784", "decoder", *TRANSFORMER_XLS, BASE, ABLATED, NO_MEMORY)
 """For the README."""
 
 
