@@ -50,7 +50,6 @@ def as_section(out: Path, folder: Path) -> str:
         parts += [report.summary] if report.summary else []
     if not parts:
         raise ValueError(f"there are no results in {out} yet: memformer reproduce {next(iter(EXPERIMENTS))}")
-    parts += [
-        f"All {len(seconds)} rows together, those that decide on learning rates too: {as_time(sum(seconds.values()))} of one core."
-    ]
+    time = as_time(sum(seconds.values()))
+    parts += [f"All {len(seconds)} rows together, those that decide on learning rates too: {time} of one core."]
     return "\n\n".join(parts)
