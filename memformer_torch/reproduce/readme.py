@@ -37,7 +37,8 @@ def results(readme: Path = Path("README.md"), out: Path = Path("results/quality"
 
 def as_section(out: Path, folder: Path) -> str:
     """All experiments that have a result of their own at cpu scale, in brief, with links from a file in `folder`."""
-    parts, found, seconds = [], Results(out), {}
+    parts, found = [], Results(out)
+    seconds: dict[Path, float] = {}
     for name, experiment in EXPERIMENTS.items():
         rows = experiment("cpu").rows(found)
         seconds |= {row.path: record["seconds"] for row in rows if (record := found.get(row)) is not None}
