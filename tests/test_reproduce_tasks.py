@@ -93,6 +93,18 @@ def test_a_row_may_start_from_anothers_weights(tmp_path):
     assert started.train["start"] == "encoder-and-memory-seed-1"
 
 
+def test_a_row_may_only_read_with_anothers_weights(tmp_path):
+    trained = task_row(row(MEMFORMER, learned=99.0), tmp_path / "before-seed-0", lambda *_: None, lambda: False)
+    for model, same in ((MEMFORMER, True), (MEMFORMER | {"forgetting": False}, False)):
+        folder = tmp_path / f"after-{same}"
+        only_read = task_row(row(model, start="before-seed-0", updates=0), folder, lambda *_: None, lambda: False)
+        assert trained is not None
+        assert only_read is not None
+        assert only_read["updates"] == 0
+        assert only_read["reached"] == trained["reached"] != {"pairs": 1, "distractors": 0}
+        assert (only_read["accuracy"] == trained["accuracy"]) == same
+
+
 @pytest.mark.parametrize("task", [Retention(predict_all=True), Recall(num_queries=2, predict_all=True)])
 def test_only_answers_count(task):
     """The loss is the mean over the answers, whatever else was read or asked; its gradient too."""

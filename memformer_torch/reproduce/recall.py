@@ -59,7 +59,8 @@ NOTE = (
     "of noise as the column says; then up to four keys are asked for. Trained with at most "
     f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
     "the values but not whose they are gives 1 over the number of pairs. What comes after encoder+memory was trained as that "
-    "before, for as many updates besides."
+    "before, for as many updates besides. Read without forgetting: the weights of encoder+memory as they are, but no "
+    "forgetting vector is added at a write."
 )
 
 
@@ -69,6 +70,14 @@ VARIANTS = [
         slug="encoder-and-memory",
         model=MEMFORMER | {"decoder_reads": "encoder+memory"},
         seeds=SEEDS,
+    ),
+    Variant(
+        label="encoder+memory, read without forgetting",
+        slug="read-without-forgetting",
+        model=MEMFORMER | {"decoder_reads": "encoder+memory", "forgetting": False},
+        train={"updates": 0},
+        seeds=SEEDS,
+        after="encoder-and-memory",
     ),
     Variant(
         label="encoder",

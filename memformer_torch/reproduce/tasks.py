@@ -60,6 +60,7 @@ class Recipe:
     distractors: int = 8
     """Most distracting segments in training."""
     updates: int
+    """The most; 0 only reads, with the weights of `start`."""
     batch_size: int
     learning_rate: float
     shares: Mapping[str, float] = field(default_factory=dict)
@@ -184,8 +185,11 @@ class TaskRun:
         if not (folder / "best.json").exists():
             again = f"remove {folder.name}.json of the results, and run it again"
             raise ValueError(f"{folder} holds no weights to start from: {again}")
-        weights, own = load_tensors(find_checkpoint(folder, "best") / "weights.safetensors"), self.model.state_dict()
+        best, own = find_checkpoint(folder, "best"), self.model.state_dict()
+        weights = load_tensors(best / "weights.safetensors")
         self.model.load_state_dict({name: weights[name] for name in own})
+        if not self.recipe.updates:  # then it is their training that counts
+            self.level = Level(**load_facts(find_checkpoint(folder, "last"))["level"])
 
     def save(self, folder: Path, best: bool) -> None:
         random = {"random.torch": torch.get_rng_state(), "random.task": self.generator.get_state()}
@@ -219,6 +223,8 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
             run.start_from(folder.with_name(recipe.start))
         folder.mkdir(parents=True, exist_ok=True)
         write_durably(folder / SETTINGS, json.dumps(row.settings()))
+        if recipe.start:
+            run.save(folder, run.look())  # it may be the best already, or all that is read
     clock = Clock(folder / "seconds.json", start)
     lengths = [max(distances) for distances in recipe.read.values()]
     total = recipe.updates + sum(lengths) / 30  # a distractor is read in about a thirtieth of an update
