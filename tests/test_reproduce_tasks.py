@@ -96,8 +96,11 @@ def test_a_row_may_start_from_anothers_weights(tmp_path):
 def test_a_row_may_only_read_with_anothers_weights(tmp_path):
     trained = task_row(row(MEMFORMER, learned=99.0), tmp_path / "before-seed-0", lambda *_: None, lambda: False)
     for model, same in ((MEMFORMER, True), (MEMFORMER | {"forgetting": False}, False)):
-        folder = tmp_path / f"after-{same}"
-        only_read = task_row(row(model, start="before-seed-0", updates=0), folder, lambda *_: None, lambda: False)
+        folder, progress = tmp_path / f"after-{same}", []
+        read = row(model, start="before-seed-0", updates=0)
+        only_read = task_row(read, folder, lambda done, total, words: progress.append(done / total), lambda: False)
+        assert progress == sorted(progress)
+        assert progress[-1] == pytest.approx(1.0)
         assert trained is not None
         assert only_read is not None
         assert only_read["updates"] == 0

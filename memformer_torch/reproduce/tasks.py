@@ -43,6 +43,8 @@ from memformer_torch.train import find_share
 from memformer_torch.types import IGNORE, Segment, TokenLosses
 
 SETTINGS = "settings.json"
+UPDATE = 30
+"""Distractors that are read in about the time of an update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,8 +228,8 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
         if recipe.start:
             run.save(folder, run.look())  # it may be the best already, or all that is read
     clock = Clock(folder / "seconds.json", start)
-    lengths = [max(distances) for distances in recipe.read.values()]
-    total = recipe.updates + sum(lengths) / 30  # a distractor is read in about a thirtieth of an update
+    lengths = [distance for distances in recipe.read.values() for distance in distances]
+    total = recipe.updates + sum(lengths) / UPDATE
     run.model.train()
     while run.update < recipe.updates and run.perfect < 2:
         loss = run.step()
@@ -249,13 +251,15 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
         return row.result(**facts, seconds=clock.seconds)
     load_weights(run.model, find_checkpoint(folder, "best"))
     found: dict[str, dict[int, float]] = {}
+    done = float(recipe.updates)
     for pairs, distances in recipe.read.items():
         found[pairs], task = {}, recipe.of(int(pairs), run.everything)
         for distance, share in read(run.model, task, distances):
             if should_stop():
                 return None
             found[pairs][distance] = share
-            report(recipe.updates, total, f"read {pairs} pairs over {distance:,} distractors")
+            done += distance / UPDATE
+            report(done, total, f"read {pairs} pairs over {distance:,} distractors")
     return row.result(**facts, seconds=clock.seconds, accuracy=found, chance=1 / task.num_values)
 
 
