@@ -52,7 +52,8 @@ def test_all_rows_of_a_table_have_models_and_one_budget(table):
             settings = dict(variant.model)
             config = MODELS[settings.pop("name")][0](vocab_size=300_000, **settings)
             train = {**chosen.budget.train, **variant.train}
-            budgets.add(train["updates"] * train["batch_size"] * train["horizon"] * config.segment_length)
+            rollouts = train["updates"] * train.get("accumulate", 1)
+            budgets.add(rollouts * train["batch_size"] * train["horizon"] * config.segment_length)
         assert len(budgets) == 1 or scale == "paper"  # where the decoder reads 256 whole images
 
 

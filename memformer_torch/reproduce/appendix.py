@@ -42,18 +42,23 @@ def slots_table(scale: str) -> Table:
 
 
 def horizon_table(scale: str) -> Table:
-    """As many segments an update for all: the longer a rollout, the fewer side by side."""
-    sizes = SIZES[scale]
+    """All read as many segments of the same lanes an update, and differ in where gradients are cut; but the usual horizon."""
+    sizes, longest = SIZES[scale], max(HORIZONS[scale])
     usual = sizes.budget.train["horizon"]
-    segments = sizes.budget.train["batch_size"] * usual
+    lanes = sizes.budget.train["batch_size"] * usual // longest
     model = table1.memformer(sizes, sizes.ablated)
+    cut = {
+        horizon: {"horizon": horizon, "batch_size": lanes, "accumulate": longest // horizon}
+        for horizon in HORIZONS[scale]
+        if horizon != usual  # which is in another table
+    }
     variants = [
         Variant(
             label=f"horizon {horizon}",
             slug=f"horizon-{horizon}",
             model=model,
-            here=f"{segments // horizon} sequences",
-            train={**with_shares(sizes.shares, model), "horizon": horizon, "batch_size": segments // horizon},
+            here=f"{horizon * model['segment_length']} tokens",
+            train={**with_shares(sizes.shares, model), **cut.get(horizon, {})},
             seeds=_seeds(sizes, horizon == usual),
         )
         for horizon in HORIZONS[scale]
