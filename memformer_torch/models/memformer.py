@@ -57,7 +57,8 @@ class MemformerConfig(VocabularyConfig):
     decoder_reads: Literal["encoder", "encoder+memory"] = "encoder"
     """What the decoder attends to: the encoder's output, or the newly written slots too."""
     bias_length: float = 0.1
-    """Length that the forgetting vectors start with; a slot's is 1. Longer ones make holding something take rewriting it."""
+    """Length that the forgetting vectors start with; a slot's is 1. A slot that is left alone is forgotten in about 1 / length
+    segments: shorter ones hold longer, longer ones make holding something take rewriting it."""
     position_bias: float = 0.0
     """Std that learned biases of queries and keys start with, by which attention can go by position alone; 0: none. With 1 a
     value is found by its key sooner."""
