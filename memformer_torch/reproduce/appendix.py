@@ -34,7 +34,7 @@ def slots_table(scale: str) -> Table:
             slug=f"slots-{number}",
             model=model,
             train=with_shares(sizes.shares, model),
-            seeds=_seeds(sizes, number == sizes.slots[64]),
+            seeds=_seeds(sizes, number in (1, sizes.slots[64])),
         )
         for number, model in models.items()
     ]
@@ -66,9 +66,9 @@ def horizon_table(scale: str) -> Table:
     return _table("horizon", scale, variants, slots_table(scale))
 
 
-def _seeds(sizes: table1.Sizes, usual: bool) -> int:
-    """Of the usual setting so many that there is a spread to compare gaps with."""
-    return SEEDS if usual else sizes.seeds
+def _seeds(sizes: table1.Sizes, is_usual: bool) -> int:
+    """So many of the usual setting, and of one slot, that there is a spread to compare gaps with."""
+    return SEEDS if is_usual else sizes.seeds
 
 
 def _table(experiment: str, scale: str, variants: list[Variant], base: Table) -> Table:
