@@ -146,6 +146,7 @@ def test_what_rows_may_take_follows_what_they_took(tmp_path):
     assert costs[ROW.path] == pytest.approx(60)
     assert costs[long.path] == pytest.approx(600)
     assert guess(ROW) > 0
+    assert guess(replace(ROW, train={**ROW.train, "accumulate": 3})) == pytest.approx(3 * guess(ROW))
 
 
 def test_a_damaged_result_is_one_clear_error(tmp_path):

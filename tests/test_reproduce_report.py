@@ -146,7 +146,10 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
     of_three = {label for label, number in seeds.items() if number == "3"}
     assert of_three == {"Memformer 4+8", "w/o memory", "Transformer-XL, memory=784"}
     main(["reproduce", "slots", "--render", "--out", str(out)])
-    assert "16 slots" in (out / "slots.md").read_text()
+    text = (out / "slots.md").read_text()
+    assert "16 slots" in text
+    assert "in 1,000 updates" in text
+    assert "after 300 updates of its first row in table1 and, among the best 2, after all 1,500: memformer 0.001" in text
     assert (out / "slots.png").read_bytes().startswith(b"\x89PNG")
     main(["reproduce", "table2", "--render", "--out", str(out)])
     assert "Nothing to draw: table2 has no result" in capsys.readouterr().out

@@ -67,7 +67,7 @@ def guess(row: Row) -> float:
     if row.work is not train_row:
         return row.seconds
     config, size = TrainConfig(**row.train), row.model["segment_length"]
-    tokens = config.updates * config.batch_size * config.horizon * size
+    tokens = config.updates * config.accumulate * config.batch_size * config.horizon * size
     return SECONDS_A_FLOP * tokens * count_model_flops(row) / (row.length or row.segment or size)
 
 

@@ -113,7 +113,7 @@ class Scores:
 
     def notes(self, results: Results) -> list[str]:
         """Budget, learning rates, noise, time: what a reader must know to believe the numbers."""
-        budget = self.table.budget
+        budget, tuned = self.table.budget, self.table.tuned
         seen = [run["tokens"] for runs in self.found.values() for run in runs] or [0]
         tokens = " to ".join(dict.fromkeys(f"{number / 1e6:.1f} M" for number in (min(seen), max(seen))))
         notes = [
@@ -127,9 +127,10 @@ class Scores:
             rates = {family: self.table.rate(family, results) for family in self.table.families}
             chosen = ", ".join(f"{family} {_as_rate(rate, budget.rates)}" for family, rate in rates.items())
             grid = ", ".join(f"{rate:g}" for rate in budget.rates)
-            how = f"{budget.tuning['updates']:,} updates of its first row{self._of_base()}"
+            how = f"{tuned.budget.tuning['updates']:,} updates of its first row"
+            how += f" in {tuned.experiment}" if tuned is not self.table else ""
             if budget.finals > 1:
-                how += f" and, among the best {budget.finals}, after all {budget.train['updates']:,}"
+                how += f" and, among the best {budget.finals}, after all {tuned.budget.train['updates']:,}"
             notes.append(
                 f"The learning rate of each family is that of {grid} with the lowest validation loss after {how}: {chosen}."
             )
@@ -139,10 +140,11 @@ class Scores:
                 f"Memformer's memory gets only a share of that rate: {parts}. The baselines have no such parts; "
                 "the shares were found in short runs, by validation loss (docs/notes.md)."
             )
+        others = f" here and in {self.table.base.experiment}" if self.table.base else ""
         noise = "not known, since no row has two seeds" if self.noise is None else f"{self.noise:.4f}"
         notes.append(
             "An order is claimed only where medians differ by more than the noise, which is the largest spread over seeds of a "
-            f"row{self._of_base(' here and')}: {noise}. {self.summary()}"
+            f"row{others}: {noise}. {self.summary()}"
         )
         final = [run["seconds"] for runs in self.found.values() for run in runs]
         tried = [
@@ -157,9 +159,6 @@ class Scores:
         ]
         notes.append(f"Machine time, one core a row: {as_time(sum(final))} of training, {as_time(sum(tuning))} of tuning.")
         return notes
-
-    def _of_base(self, more: str = "") -> str:
-        return f"{more} in {self.table.base.experiment}" if self.table.base else ""
 
     def _unit(self) -> str:
         return next((runs[0]["flops"]["of"] for runs in self.found.values() if runs), "one document")

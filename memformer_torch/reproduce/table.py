@@ -74,6 +74,11 @@ class Table:
         return next(variant for variant in self.variants if variant.slug == slug)
 
     @property
+    def tuned(self) -> "Table":
+        """Where learning rates come from."""
+        return self if self.base is None else self.base.tuned
+
+    @property
     def families(self) -> list[str]:
         return list(dict.fromkeys(variant.family for variant in self.variants))
 
