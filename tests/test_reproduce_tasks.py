@@ -1,6 +1,7 @@
 """Rows on synthetic tasks: what is trained, what is read, and that a stop changes nothing."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from memformer_torch.data.recall import Recall
 from memformer_torch.data.retention import Retention
 from memformer_torch.models import MODELS
 from memformer_torch.reproduce import recall, retention
+from memformer_torch.reproduce.plan import plan, run_folder
 from memformer_torch.reproduce.row import Results, Row
 from memformer_torch.reproduce.tasks import AnswersOnly, Level, Recipe, TaskRun, accuracy, draw, task_row
 
@@ -97,7 +99,11 @@ def test_a_row_may_start_from_anothers_weights(tmp_path):
 def test_a_row_may_only_read_with_anothers_weights(tmp_path, forgetting):
     trained = task_row(row(MEMFORMER, learned=99.0), tmp_path / "before-seed-0", lambda *_: None, lambda: False)
     reading, progress = row(MEMFORMER | {"forgetting": forgetting}, start="before-seed-0", updates=0), []
-    read = task_row(reading, tmp_path / "after", lambda done, total, words: progress.append(done / total), lambda: False)
+    folder = run_folder(tmp_path, reading)
+    shutil.copytree(tmp_path / "before-seed-0", folder.with_name("before-seed-0"))
+    assert task_row(reading, folder, lambda *_: None, lambda: True) is None
+    assert [task.state for task in plan(lambda found: [reading], Results(tmp_path / "results"), tmp_path)] == ["interrupted"]
+    read = task_row(reading, folder, lambda done, total, words: progress.append(done / total), lambda: False)
     assert trained is not None
     assert read is not None
     assert read["updates"] == 0

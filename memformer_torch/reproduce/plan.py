@@ -48,7 +48,8 @@ def _look_at(row: Row, results: Results, runs: Path) -> Task:
     folder = run_folder(runs, row)
     begun = is_begun(row, folder) if row.work is train_row else tasks.is_begun(row, folder)
     if begun and (folder / "last.json").exists():
-        return Task(row, "interrupted", int(find_checkpoint(folder).name) / row.train["updates"])
+        updates = row.train["updates"] or 1  # a row may only read
+        return Task(row, "interrupted", int(find_checkpoint(folder).name) / updates)
     return Task(row, "stale" if results.is_stale(row) else "to do", 0.0)
 
 
