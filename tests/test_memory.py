@@ -1,6 +1,7 @@
 """The writer and the forgetting mechanism: claims of section 3.4."""
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -149,3 +150,16 @@ def test_a_longer_bias_forgets_faster():
     with torch.no_grad():
         forgetting.bias *= 3
     assert (forgetting(slot) - forgetting.initial()).norm() < near
+
+
+@pytest.mark.parametrize("length", [0.1, 0.01])
+def test_a_slot_left_alone_is_forgotten_in_about_one_over_length_segments(length):
+    """It turns to its vector: the tangent of half the angle between them falls by a factor e in 1 / length writes."""
+    forgetting = Forgetting(1, 8, bias_length=length).double()
+    home = forgetting.initial().detach()
+    slot = F.normalize(torch.randn(1, 8, dtype=torch.float64) @ (torch.eye(8) - home.T @ home), dim=-1)
+    for times in (1, 2, 3):
+        for _ in range(round(1 / length)):
+            slot = forgetting(slot)
+        angle = torch.arccos((slot * home).sum())
+        assert torch.tan(angle / 2).item() == pytest.approx(math.exp(-times), rel=2 * length)
