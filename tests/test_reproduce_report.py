@@ -194,6 +194,19 @@ def results(readme, out, *more):
     main(["results", "--readme", str(readme), "--out", str(out), *more])
 
 
+def test_pictures_stand_below_the_tables(out, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    for samples in (False, True):
+        if samples:
+            (out / "table1-samples.png").touch()  # drawn once, where the runs are
+        main(["reproduce", "table1", "--render", "--out", str(out), "--runs", str(tmp_path / "runs")])
+        results(readme, out)
+        for text, folder in (((out / "table1.md").read_text(), ""), (readme.read_text(), "results/quality/")):
+            assert f"]({folder}table1.png)" in text
+            assert (f"]({folder}table1-samples.png)" in text) == samples
+
+
 def test_the_readme_says_what_the_results_say(out, tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text(f"# Title\n\n{BEGIN}\nold\n{END}\n\nThe rest.\n")

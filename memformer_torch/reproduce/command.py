@@ -13,7 +13,7 @@ from memformer_torch.analysis import pictures
 from memformer_torch.checkpoint import write_durably
 from memformer_torch.reproduce.experiments import find_experiment
 from memformer_torch.reproduce.plan import Task, as_time, estimate
-from memformer_torch.reproduce.report import Experiment, as_markdown, print_report
+from memformer_torch.reproduce.report import Experiment, as_markdown, find_pictures, print_report
 from memformer_torch.reproduce.row import Results
 from memformer_torch.reproduce.runner import Runner
 from memformer_torch.runs import build_corpus
@@ -124,17 +124,17 @@ def draw(experiment: Experiment, results: Results, runs: Path, console: Console,
     report, folder = experiment.report(results), results.folder
     print_report(report, console)
     folder.mkdir(parents=True, exist_ok=True)
-    written = [folder / f"{experiment.name}.md", folder / f"{experiment.name}.png"]
-    command = f"memformer reproduce {experiment.name}" + (f" --scale {scale}" if scale != "cpu" else "")
-    write_durably(written[0], as_markdown(report, command, written[1].name))
-    report.draw(written[1])
+    report.draw(folder / f"{experiment.name}.png")
     if experiment.draw_samples is not None:
         try:
-            sample = experiment.draw_samples(results, runs, folder)
-            written += [sample] if sample is not None else []
+            experiment.draw_samples(results, runs, folder / f"{experiment.name}-samples.png")
         except (ValueError, OSError) as error:  # the data or the runs may be on another machine
             console.print(f"No samples are drawn: {error}", markup=False, highlight=False)
+    command = f"memformer reproduce {experiment.name}" + (f" --scale {scale}" if scale != "cpu" else "")
+    pictures = find_pictures(folder, experiment.name)
+    file = folder / f"{experiment.name}.md"
+    write_durably(file, as_markdown(report, command, pictures))
     stale = [row.name for row in experiment.rows(results) if results.is_stale(row)]
     if stale:
         console.print(f"Left out, since their settings are not those of now: {', '.join(stale)}", highlight=False)
-    console.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True, highlight=False)
+    console.print(f"Written: {', '.join(map(str, [file, *pictures]))}", soft_wrap=True, highlight=False)

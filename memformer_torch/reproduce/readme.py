@@ -8,7 +8,7 @@ from rich.console import Console
 from memformer_torch.checkpoint import write_durably
 from memformer_torch.reproduce.experiments import EXPERIMENTS
 from memformer_torch.reproduce.plan import as_time
-from memformer_torch.reproduce.report import grid_markdown
+from memformer_torch.reproduce.report import find_pictures, grid_markdown
 from memformer_torch.reproduce.row import Results
 
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -37,6 +37,10 @@ def results(readme: Path = Path("README.md"), out: Path = Path("results/quality"
 
 def as_section(out: Path, folder: Path) -> str:
     """All experiments that have a result of their own at cpu scale, in brief, with links from a file in `folder`."""
+
+    def relative(path: Path) -> str:
+        return Path(os.path.relpath(path, folder)).as_posix()
+
     parts, found = [], Results(out)
     seconds: dict[Path, float] = {}
     for name, experiment in EXPERIMENTS.items():
@@ -46,9 +50,10 @@ def as_section(out: Path, folder: Path) -> str:
         if not any(found.get(row) is not None for row in own):  # some have rows of others before they were ever run
             continue
         report = experiment("cpu").report(found)
-        file = Path(os.path.relpath(out / f"{name}.md", folder)).as_posix()
+        file = relative(out / f"{name}.md")
         parts += [f"**{report.title}** ([{file}]({file}), `memformer reproduce {name}`)", grid_markdown(report.brief)]
         parts += [report.summary] if report.summary else []
+        parts += [f"![{path.stem}]({relative(path)})" for path in find_pictures(out, name)]
     if not parts:
         raise ValueError(f"there are no results in {out} yet: memformer reproduce {next(iter(EXPERIMENTS))}")
     time = as_time(sum(seconds.values()))

@@ -26,6 +26,7 @@ from memformer_torch.reproduce.tasks import task_row
 
 PAIRS = (1, 2, 4, 8, 16)
 DISTANCES = (0, 1, 2, 4, 8, 16, 32, 64)
+SHOWN = (8, 64)  # in brief: the farthest of training, and eight times that
 MOST_DISTRACTORS = 8  # in training, after each segment of pairs
 LENGTH = 9
 MEMFORMER: dict[str, Any] = {
@@ -135,9 +136,23 @@ def report(table: Table, results: Results) -> Report:
             f"Machine time, one core a run: {as_time(sum(run['seconds'] for run in runs))}.",
         ],
         draw=partial(_draw, table, found),
-        brief=Grid(title=title, columns=columns, lines=lines),
-        summary="Columns are segments of noise after each segment of pairs. Chance is 0.0625.",
+        brief=_brief(title, table, found),
+        summary="Median accuracy, and in brackets the least where seeds differ. Noise: segments of it after each segment of "
+        f"pairs; training had at most {MOST_DISTRACTORS}. Chance is 0.0625.",
     )
+
+
+def _brief(title: str, table: Table, found: dict[str, list[dict[str, Any]]]) -> Grid:
+    columns = ("decoder_reads", "noise", *[f"{pairs} pair{'s' if pairs > 1 else ''}" for pairs in PAIRS], "seeds")
+    lines = [
+        [variant.label, str(distance)]
+        + [as_share(accuracies(found[variant.slug], str(pairs), distance)) for pairs in PAIRS]
+        + [str(len(found[variant.slug]))]
+        for variant in table.variants
+        if found[variant.slug]
+        for distance in SHOWN
+    ]
+    return Grid(title=title, columns=columns, lines=lines)
 
 
 def _reached(run: dict[str, Any]) -> str:

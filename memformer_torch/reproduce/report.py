@@ -42,8 +42,8 @@ class Experiment:
     rows: Callable[[Results], list[Row]]
     """Those that can be run, given the results that exist: some rows decide on others' settings."""
     report: Callable[[Results], Report]
-    draw_samples: Callable[[Results, Path, Path], Path | None] | None = None
-    """Called with the folders of runs and of results; the file that it wrote."""
+    draw_samples: Callable[[Results, Path, Path], None] | None = None
+    """Called with the folder of runs and the file to write; writes nothing while there is no run to draw with."""
 
 
 def print_report(report: Report, console: Console) -> None:
@@ -56,11 +56,17 @@ def print_report(report: Report, console: Console) -> None:
         console.print(note, highlight=False, markup=False)
 
 
-def as_markdown(report: Report, command: str, picture: str) -> str:
+def find_pictures(folder: Path, name: str) -> list[Path]:
+    """What was drawn of an experiment: its results, and samples if there are any."""
+    return [path for path in (folder / f"{name}.png", folder / f"{name}-samples.png") if path.exists()]
+
+
+def as_markdown(report: Report, command: str, pictures: Sequence[Path]) -> str:
+    """For a file in the folder of the pictures."""
     parts = [f"# {report.title}", f"Written by `{command}` from the JSON files beside it."]
     for grid in report.grids:
         parts += [f"## {grid.title}", grid_markdown(grid)]
-    parts += [f"![{report.title}]({picture})", *report.notes]
+    parts += [*[f"![{report.title}]({path.name})" for path in pictures], *report.notes]
     return "\n\n".join(parts) + "\n"
 
 

@@ -14,7 +14,7 @@ from memformer_torch.types import PAD
 NUM_IMAGES, TEMPERATURE = 12, 0.5
 
 
-def draw_completions(path: Path, runs: Mapping[str, Path]) -> Path:
+def draw_completions(path: Path, runs: Mapping[str, Path]) -> None:
     """The first test images, what is given of them, and what each run's best checkpoint makes of that; one row each."""
     rows: dict[str, np.ndarray] = {}
     for name, folder in runs.items():
@@ -28,4 +28,3 @@ def draw_completions(path: Path, runs: Mapping[str, Path]) -> Path:
         rows |= {label: ids.view(-1, *run.corpus.image_shape).numpy() for label, ids in parts.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     pictures.image_rows(path, rows, run.corpus.vocab_size)
-    return path

@@ -251,14 +251,15 @@ def report(table: Table, results: Results) -> Report:
     )
 
 
-def draw_samples(table: Table, results: Results, runs: Path, out: Path) -> Path | None:
-    """Test digits completed by Memformer with and without memory; None where there are no such runs."""
+def draw_samples(table: Table, results: Results, runs: Path, path: Path) -> None:
+    """Test digits completed by Memformer with and without memory, if there are such runs."""
     folders = {}
     for label, slug in (("Memformer", BASE), ("w/o memory", NO_MEMORY)):
         for row in table.seeds(table[slug], results, [0]):
             if results.get(row) is not None and (run_folder(runs, row) / "best.json").exists():
                 folders[label] = run_folder(runs, row)
-    return draw_completions(out / "table1-samples.png", folders) if folders else None
+    if folders:
+        draw_completions(path, folders)
 
 
 def table1(scale: str) -> Experiment:

@@ -191,8 +191,6 @@ def _memformers(sizes: Sizes) -> list[Variant]:
         variant("4+12", "few-decoders", (23.91, 48), sizes.few_decoders),
         variant("memory=512", "half-the-slots", (23.30, 35), num_slots=sizes.slots // 2),
         variant("w/o memory", NO_MEMORY, (25.57, 31), seeds=SEEDS, num_slots=0),
-        variant("w/o forgetting, norm kept (not in the paper)", "without-forgetting", forgetting=False),
-        variant("temperature=1.0 (not in the paper)", "temperature-1", temperature=1.0),
     ]
 
 
@@ -200,13 +198,12 @@ def report(table: Table, results: Results) -> Report:
     sizes = SCALES[table.scale]
     scores = Scores.of(table, results, BASE, orders(list(sizes.lengths)))
     title = f"Table 2: language modeling on {sizes.data['name']}"
-    brief = [variant.slug for variant in table.variants if variant.paper]
     return Report(
         title=title,
         grids=[scores.grid("Perplexity a token on the test text"), scores.orders_grid()],
         notes=scores.notes(results),
         draw=scores.draw_by_flops,
-        brief=scores.brief(title, brief),
+        brief=scores.brief(title, [variant.slug for variant in table.variants]),
         summary=scores.summary(),
     )
 
