@@ -218,7 +218,8 @@ def test_reports_are_drawn_from_results(tmp_path, module):
         path.write_text(json.dumps(record))
     report = module.report(table, Results(tmp_path))
     assert len(report.grids[0].lines) >= len(table.variants)
-    assert all(len(line) == len(report.grids[0].columns) for line in report.grids[0].lines)
+    for grid in (*report.grids, report.brief):
+        assert all(len(line) == len(grid.columns) for line in grid.lines)
     report.draw(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 5000
     assert not any(Path(tmp_path).rglob("*.part"))
