@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from memformer_torch.analysis import pictures
+from memformer_torch.data import option_names
 from memformer_torch.distributed import World
 from memformer_torch.evaluate import Evaluation
 from memformer_torch.metrics import read_metrics
@@ -144,7 +145,7 @@ def data(name: str, root: Path | None = None, options: dict[str, Any] | None = N
     Args:
         name: digits, pydocs, mnist, wikitext-2, wikitext-103, enwik8, text, retention, recall or copy.
         root: The folder that holds the datasets' folders; else $MEMFORMER_DATA.
-        options: The dataset's own options.
+        options: The dataset's own options, as {"path": "book.txt"} for text; in training they are --data.path and so on.
     """
     corpus = build_corpus({"name": name, "root": root} | (options or {}))
     console = Console()
@@ -154,6 +155,8 @@ def data(name: str, root: Path | None = None, options: dict[str, Any] | None = N
     console.print(table)
     for fact, value in corpus.facts.items():
         console.print(f"{fact}: {value}", markup=False, highlight=False)
+    own = ", ".join(f"--data.{option}" for option in option_names(name)) or "none"
+    console.print(f"its own options in training: {own}", markup=False, highlight=False)
     first = corpus["train"][0][: 28 * 28]
     console.print("The first training document begins:")
     if corpus.tokenizer is not None:

@@ -106,6 +106,9 @@ def test_appendix_c_takes_what_is_elsewhere(tmp_path, scale):
     else:
         assert slots == dict.fromkeys(numbers, "slots") | dict.fromkeys((1, 16, 32, 64), "table1")
         assert horizons == dict.fromkeys((1, 2, 4, 16, 32), "horizon") | {8: "table1"}
+    orders = appendix.horizon(scale).report(results).grids[1].lines
+    assert len(orders) == 9  # of the paper's horizons alone: each against that before, and against 1
+    assert not any("28" in name for line in orders for name in line[:2])
 
 
 @pytest.fixture

@@ -240,6 +240,8 @@ def test_data_command(capsys):
     printed = capsys.readouterr().out
     assert "1,437" in printed
     assert "%%" in printed
+    main(["data", "pydocs"])
+    assert "its own options in training: --data.tokenizer" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class MemformerConfig(VocabularyConfig):
     segments: shorter ones hold longer, longer ones make holding something take rewriting it."""
     position_bias: float = 0.0
     """Std that learned biases of queries and keys start with, by which attention can go by position alone; 0: none. With 1 a
-    value is found by its key sooner."""
+    value is found by its key sooner. Values get a bias too, which begins at 0."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
