@@ -433,6 +433,19 @@ def test_a_model_of_images(tmp_path):
         assert "stop at ids" in client("POST", "/v1/completions", {"prompt": [1], "stop": "x"}).reason
 
 
+def test_ids_that_are_no_text(tmp_path):
+    """A model may know more ids than its tokenizer: they can be read, but no text goes on from them."""
+    with server(wild_model(vocab_size=260), tmp_path / "s") as client:
+        client("POST", "/sessions", {"name": "a"})
+        assert client("POST", "/sessions/a/feed", {"ids": [255, 256, 257]}).json["session"]["position"] == 3
+        for path, body in (("/v1/completions", {"prompt": [1, 259]}), ("/sessions/a/generate", {})):
+            refused = client("POST", path, body)
+            assert refused.status == 400
+            assert "not in this vocabulary" in refused.reason
+        assert client("POST", "/sessions/a/feed", {"text": "!"}).json["session"]["position"] == 4
+        until(lambda: client.app.state.service.in_flight == 0)
+
+
 def test_a_session_waits_for_its_turn(client):
     """Two who go on with one session at once: one after the other, and both count."""
     client("POST", "/sessions", {"name": "shared"})

@@ -194,6 +194,38 @@ def test_a_step_that_fails_takes_only_its_jobs(make, monkeypatch, caplog):
     assert Heard(engine, generation=asked(3)).wait().job.reason == "length"
 
 
+def test_a_job_that_cannot_begin_to_write_fails_alone(make):
+    """Its document holds ids that the model knows, and the tokenizer does not."""
+    model = wild_model(vocab_size=260)
+    session = Session(model)
+    session.feed([255, 256, 257])
+    engine = make(model, Bytes(), begin=False)
+    book = Heard(engine, ids=[7] * 3 * LENGTH)
+    bad = [Heard(engine, ids=[1, 259], generation=asked(3)), Heard(engine, lanes=session._lanes, generation=asked(3))]
+    engine.start()
+    for each, token in zip(bad, (259, 256), strict=True):
+        assert f"id {token} is not in this vocabulary" in str(each.wait().job.error)
+        assert each.job.reason == "failed"
+    assert book.wait().job.reason == "read"
+    assert engine.running == 0
+
+
+@pytest.mark.parametrize("ids", [[], [1, 2]])
+def test_a_job_on_its_way_to_a_seat_fails_with_the_step(make, monkeypatch, ids):
+    engine, enter = make(wild_model()), Seats.enter
+    failures = iter([RuntimeError("no memory")])
+
+    def fail_first(seats, arrivals):
+        for failure in failures:
+            raise failure
+        enter(seats, arrivals)
+
+    monkeypatch.setattr(Seats, "enter", fail_first)
+    lost = Heard(engine, ids=ids, generation=asked(3)).wait()
+    assert (lost.job.reason, str(lost.job.error)) == ("failed", "no memory")
+    assert Heard(engine, ids=ids, generation=asked(3)).wait().job.reason == "length"
+
+
 def test_the_slots_are_watched(make):
     """Each segment that ends is told of, read or written; the record is that of the model's own write."""
     model = wild_model()

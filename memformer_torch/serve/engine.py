@@ -47,6 +47,8 @@ class Engine:
         self._waiting: deque[Job] = deque()
         self._readers: Seats[Job] = Seats()
         self._writers: Seats[Job] = Seats()
+        self._admitted: set[Job] = set()
+        """Let in, and not ended: at a seat, or on the way to one."""
         self._news: list[tuple[Job, Event | None]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -137,7 +139,7 @@ class Engine:
             job = self._waiting[0]
             if len(job.ids) and len(self._readers) + len(readers) >= READ_TOGETHER:
                 break
-            self._waiting.popleft()
+            self._admitted.add(self._waiting.popleft())
             try:
                 lanes = Lanes(self.model, 1) if job.lanes is None else job.lanes
                 given = torch.cat([job.ids, job.tail])
@@ -182,7 +184,11 @@ class Engine:
     def _begin(self, job: Job, lanes: Lanes) -> None:
         """All is read: write, if that is asked for."""
         if job.generation is not None and job.generation.max_tokens:
-            job.begin(self.tokenizer, lanes)
+            try:
+                job.begin(self.tokenizer, lanes)
+            except Exception as error:  # an id before it that the tokenizer does not know
+                self._end(job, error=error)
+                return
             self._writers.enter([(job, lanes)])
             if lanes is job.lanes:
                 lanes.forget_cache()
@@ -246,12 +252,12 @@ class Engine:
     def _end(self, job: Job, reason: Reason = "failed", result: Lanes | None = None, error: Exception | None = None) -> None:
         job.reason = "cancelled" if job.cancelled else "failed" if error else reason
         job.result, job.error = result, error
+        self._admitted.discard(job)
         self._news.append((job, None))
 
     def _fail_all(self, error: Exception) -> None:
-        for seats in (self._readers, self._writers):
-            for _, job in seats:
-                self._end(job, error=error)
+        for job in list(self._admitted):
+            self._end(job, error=error)
         self._readers, self._writers = Seats(), Seats()
 
     def _tell(self) -> None:
