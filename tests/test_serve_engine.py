@@ -226,6 +226,15 @@ def test_a_job_on_its_way_to_a_seat_fails_with_the_step(make, monkeypatch, ids):
     assert Heard(engine, ids=ids, generation=asked(3)).wait().job.reason == "length"
 
 
+def test_a_cancelled_call_is_not_made(make):
+    engine, made = make(wild_model(), begin=False), []
+    assert engine.call(lambda: made.append("cancelled")).cancel()
+    engine.start()
+    assert Heard(engine, generation=asked(3)).wait().job.reason == "length"
+    engine.call(lambda: made.append("wanted")).result(60)
+    assert made == ["wanted"]
+
+
 def test_the_slots_are_watched(make):
     """Each segment that ends is told of, read or written; the record is that of the model's own write."""
     model = wild_model()

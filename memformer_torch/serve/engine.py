@@ -113,6 +113,8 @@ class Engine:
                 self._waiting.append(given)
             elif given is not None:
                 function, future = given
+                if not future.set_running_or_notify_cancel():
+                    continue
                 try:
                     future.set_result(function())
                 except Exception as error:
