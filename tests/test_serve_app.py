@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from memformer_torch.data.bpe import BPE
 from memformer_torch.data.corpus import Documents
 from memformer_torch.data.tokenizer import Bytes, Words
 from memformer_torch.serve.limits import Limits
@@ -187,6 +188,34 @@ def test_a_session_is_stopped_where_it_is(client):
     assert last["finish_reason"] == "stopped"
     assert client("GET", "/sessions/endless").json["position"] == last["usage"]["completion_tokens"] < 500
     assert client("POST", "/sessions/endless/stop").json == {"stopped": False}
+
+
+GOES_ON = {"generate": {"max_tokens": 9}, "feed": {"text": "klm and so on, and so on"}, "feed?ids": {"ids": [97] * 20}}
+
+
+@pytest.mark.parametrize(("path", "segments"), [(path, 1) for path in GOES_ON] + [("feed", 8)])
+def test_what_waits_is_not_lost_by_a_stop(tmp_path, monkeypatch, path, segments):
+    """A stop while it is read leaves the session as it was; after that, what was read counts."""
+    bpe, model = BPE.train(["a b c"], 256), wild_model(segment_length=2)
+    local = Session(model, bpe)
+    local.feed("hello abcdefghij")
+    with server(model, tmp_path / "s", tokenizer=bpe) as client:
+        client("POST", "/sessions", {"name": "a"})
+        before = client("POST", "/sessions/a/feed", {"text": "hello abcdefghij"}).json["session"]
+        service, left = client.app.state.service, iter(range(segments, 0, -1))
+        read = service.engine._read
+        with monkeypatch.context() as patched:
+            patched.setattr(service.engine, "_read", lambda: (read(), next(left, 0) == 1 and service.stop("a")))
+            stopped = client("POST", f"/sessions/a/{path}", GOES_ON[path]).json
+        assert stopped["finish_reason"] == "stopped"
+        if segments == 1:
+            assert (stopped["session"], stopped["usage"]["total_tokens"], stopped["log_probability"]) == (before, 0, 0)
+        else:
+            local.feed(bpe.encode("klm "))
+            assert stopped["usage"]["prompt_tokens"] == 1 + 7 * 2
+        answer = client("POST", "/sessions/a/generate", {"max_tokens": 9, "seed": 1}).json
+        assert answer["text"] == "".join(local.generate(9, seed=1))
+        assert answer["session"]["position"] == local.position
 
 
 @pytest.mark.parametrize("stream", [True, False])

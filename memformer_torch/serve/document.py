@@ -48,6 +48,11 @@ def after(session: Session, job: Job, tail_text: str = "") -> Session:
     return other
 
 
+def still_waits(session: Session, job: Job) -> bool:
+    """Whether a job may have ended before all that waited was read: each token of that holds a byte or more."""
+    return job.read < min(len(job.ids), len(session._tails[0].encode()))
+
+
 def log_probability(session: Session, job: Job) -> float:
     """What `Session.feed` returns: pieces add up to the whole."""
     return job.score + job.tail_score - session._tail_scores[0]

@@ -177,11 +177,11 @@ class Service:
             del self._by_name[name]
 
     async def _save(self, operation: Operation, name: str, session: Any, job: Job, tail_text: str = "") -> Outcome:
-        if job.reason == "stopped" and not job.read and not job.written:  # it ended before it began
-            facts = await self.sessions.facts(name)
-        else:
-            new = document.after(session, job, tail_text)
-            facts = await self.sessions.commit(name, new, list(operation.records))
+        begun = job.read or job.written
+        if job.reason == "stopped" and (not begun or document.still_waits(session, job)):  # the session is as it was
+            return Outcome("stopped", 0, 0, 0.0, (await self.sessions.facts(name))._asdict())
+        new = document.after(session, job, tail_text)
+        facts = await self.sessions.commit(name, new, list(operation.records))
         score = document.log_probability(session, job)
         return Outcome(str(job.reason), job.read, job.written, score, facts._asdict())
 
