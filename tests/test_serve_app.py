@@ -370,6 +370,20 @@ def test_too_many_wait(tmp_path):
         first.close()
 
 
+def test_a_server_that_serves_nobody_is_refused():
+    with pytest.raises(ValueError, match=r"max_wait is 0, but must be above 0.*max_waiting to 0"):
+        Limits(max_wait=0)
+
+
+def test_where_nobody_may_wait_those_who_need_not_are_served(tmp_path):
+    with server(MODEL, tmp_path / "s", limits=Limits(max_batch=1, max_waiting=0)) as client:
+        first, _ = client.open("POST", "/v1/completions", {"prompt": "a", "max_tokens": 4096, "stream": True})
+        assert client("POST", "/v1/completions", {"prompt": "a"}).status == 429
+        first.close()
+        until(lambda: client.app.state.service.in_flight == 0)
+        assert client("POST", "/v1/completions", {"prompt": "a", "max_tokens": 3}).status == 200
+
+
 def test_restarted_it_goes_on_to_the_bit(tmp_path):
     """In single precision: what is served after a restart is what would have been served before."""
     model = wild_model(torch.float32)

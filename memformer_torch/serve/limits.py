@@ -29,6 +29,8 @@ class Limits:
             least = 0 if field.name in ("max_waiting", "max_wait", "max_history") else 1
             if not getattr(self, field.name) >= least:
                 raise ValueError(f"limits.{field.name} is {getattr(self, field.name)}, but must be at least {least}")
+        if self.max_wait == 0:
+            raise ValueError("limits.max_wait is 0, but must be above 0: where nobody is to wait, set limits.max_waiting to 0")
 
 
 class Refusal(Exception):  # noqa: N818  it is an answer
