@@ -406,6 +406,24 @@ def test_restarted_it_goes_on_to_the_bit(tmp_path):
         assert "other weights" in refused.reason
 
 
+@pytest.mark.parametrize(("kept", "instead"), [(0, b""), (-9, b""), (-9, b"x" * 9)], ids=["empty", "cut off", "changed"])
+def test_a_damaged_session_is_refused(tmp_path, kept, instead):
+    """In a line that says which; it can be removed, and the others go on."""
+    with server(MODEL, tmp_path / "s") as client:
+        for name in ("broken", "whole"):
+            client("POST", "/sessions", {"name": name})
+    store = Store(tmp_path / "s")
+    store.commit("broken", store.facts("broken").model, 0, store.state("broken")[:kept] + instead)
+    store.close()
+    with server(MODEL, tmp_path / "s") as client:
+        for path, body in (("feed", {"text": "x"}), ("generate", {"max_tokens": 3}), ("generate", {"stream": True})):
+            refused = client("POST", f"/sessions/broken/{path}", body)
+            assert refused.status == 409
+            assert "broken is not a session" in refused.reason
+        assert client("POST", "/sessions/whole/generate", {"max_tokens": 3}).status == 200
+        assert client("DELETE", "/sessions/broken").status == 204
+
+
 def test_least_recently_used_sessions_are_on_the_disk_alone(tmp_path):
     with server(MODEL, tmp_path / "s", limits=Limits(max_live=3)) as client:
         live = client.app.state.service.sessions.live
