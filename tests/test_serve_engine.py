@@ -235,6 +235,13 @@ def test_a_cancelled_call_is_not_made(make):
     assert made == ["wanted"]
 
 
+def test_a_call_at_the_end_is_refused(make):
+    engine = make(wild_model())
+    engine.stop_all()
+    with pytest.raises(Refusal, match="the server is ending"):
+        engine.call(lambda: None)
+
+
 def test_the_slots_are_watched(make):
     """Each segment that ends is told of, read or written; the record is that of the model's own write."""
     model = wild_model()

@@ -57,15 +57,18 @@ class Engine:
         self._thread.start()
 
     def submit(self, job: Job) -> None:
-        if self._closing:
-            raise Refusal(503, "the server is ending", retry_after=5)
-        self._inbox.put(job)
+        self._give(job)
 
     def call(self, function: Callable[[], Any]) -> "Future[Any]":
         """Have something done with the model between two tokens."""
         future: Future[Any] = Future()
-        self._inbox.put((function, future))
+        self._give((function, future))
         return future
+
+    def _give(self, work: Any) -> None:
+        if self._closing:  # the thread may have ended, and would never come to it
+            raise Refusal(503, "the server is ending", retry_after=5)
+        self._inbox.put(work)
 
     def stop_all(self) -> None:
         """End all jobs where they are, and take no more; safe in a signal handler."""
