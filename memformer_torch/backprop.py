@@ -154,9 +154,11 @@ class _Rollout(NamedTuple):
         ranks: Ranks | None,
         memories: list[Any] | None,
     ) -> "_Rollout":
-        """Check everything first, so that an error leaves gradients and generator as they were."""
+        """Check first what can be known, so that such an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
+        if len(sizes := {len(segment.source) for segment in segments}) > 1:
+            raise ValueError(f"segments have batches of {' and '.join(map(str, sorted(sizes)))}: a rollout has one batch size")
         if memories and memories[0] is not state:
             raise ValueError("memories[0] must be the state itself: pass state=memories[0], or an empty list")
         known = memories or [state]

@@ -8,10 +8,11 @@
     RUN/last.json, RUN/best.json which checkpoint is the newest, and which the best; replaced in one step
 
 Files are written to a folder of a temporary name, flushed, and renamed; a checkpoint counts from the moment that last.json
-names it. training.json holds a digest of each file, so that a flipped byte is an error and not a wrong result. Nothing is
-pickled.
+names it. training.json holds a digest of each file and of itself, so that a flipped byte is an error and not a wrong result.
+Nothing is pickled.
 """
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -35,17 +36,19 @@ def save_checkpoint(
     folder = run / "checkpoints" / f"{update:08d}"
     part = folder.with_name(folder.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    digests = {}
-    for name, content in (("weights.safetensors", weights), ("training.safetensors", tensors)):
-        try:
+    try:
+        part.mkdir(parents=True)
+        digests = {}
+        for name, content in (("weights.safetensors", weights), ("training.safetensors", tensors)):
             save_file({key: value.detach().cpu().contiguous() for key, value in content.items()}, part / name)
-        except SafetensorError as error:  # it wraps the system's own, for example of a full disk
-            raise OSError(f"{part / name} could not be written: {error}") from error
-        digests[name] = file_digest(part / name)
-        flush(part / name)
-    write_durably(part / "training.json", json.dumps({"update": update, "digests": digests, **facts}))
-    flush(part)
+            digests[name] = file_digest(part / name)
+            flush(part / name)
+        whole = {"update": update, "digests": digests, **facts}
+        write_durably(part / "training.json", json.dumps({**whole, "digest": _digest(whole)}))
+        flush(part)
+    except (OSError, SafetensorError) as error:  # the second wraps the first, for example of a full disk
+        shutil.rmtree(part, ignore_errors=True)  # it has the room that is missing
+        raise OSError(f"{part} could not be written: {error}") from error
     shutil.rmtree(folder, ignore_errors=True)  # of a run that went back: last.json names an earlier one
     part.rename(folder)
     flush(folder.parent)
@@ -74,14 +77,21 @@ def load_facts(folder: Path) -> dict[str, Any]:
     """What training.json says, after all files were found to be what was written."""
     try:
         facts = json.loads((folder / "training.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ValueError(f"checkpoint {folder} is damaged: training.json cannot be read ({error})") from error
-    for name, digest in facts["digests"].items():
+        digest, digests = facts.pop("digest", None), facts["digests"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"checkpoint {folder} is damaged: training.json cannot be read ({error!r})") from error
+    if digest not in (None, _digest(facts)):  # earlier versions wrote none
+        raise ValueError(f"checkpoint {folder} is damaged: training.json is not what was written")
+    for name, digest in digests:
         if not (folder / name).is_file():
             raise ValueError(f"checkpoint {folder} is damaged: {name} is missing")
         if file_digest(folder / name) != digest:
             raise ValueError(f"checkpoint {folder} is damaged: {name} is not what was written")
     return facts
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
@@ -101,22 +111,33 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
         raise ValueError(f"the weights in {folder} do not fit the model of its config: {reason}") from error
 
 
-def pack_optimizer(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as named tensors; which parameter is which follows from the model's order."""
+def pack_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Tensor]:
+    """An optimizer's state as tensors with the names of the parameters that they belong to."""
     packed: dict[str, Tensor] = {}
-    for index, state in optimizer.state_dict()["state"].items():
-        packed |= {f"optimizer.{index}.{name}": torch.as_tensor(value) for name, value in state.items()}
+    states = optimizer.state_dict()["state"]
+    for index, name in _names_by_index(optimizer, model).items():
+        packed |= {f"optimizer.{name}.{key}": torch.as_tensor(value) for key, value in states.get(index, {}).items()}
     return packed
 
 
-def unpack_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def unpack_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, tensors: dict[str, Tensor]) -> None:
+    indices = {name: index for index, name in _names_by_index(optimizer, model).items()}
+    parameters = dict(model.named_parameters())
     states: dict[int, dict[str, Tensor]] = {}
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for key, value in tensors.items():
         if key.startswith("optimizer."):
-            _, index, name = key.split(".", 2)
-            states.setdefault(int(index), {})[name] = shard_like(value, parameters[int(index)])
+            name, _, part = key.removeprefix("optimizer.").rpartition(".")
+            if name not in indices:
+                raise ValueError(f"the checkpoint's optimizer knows a parameter {name}, which is not trained here")
+            states.setdefault(indices[name], {})[part] = shard_like(value, parameters[name])
     optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def _names_by_index(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[int, str]:
+    """The names of an optimizer's parameters, which it numbers by the order of its groups."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {index: names[parameter] for index, parameter in enumerate(trained)}
 
 
 def pack_memories(ranks: list[list[State]]) -> dict[str, Tensor]:
@@ -143,8 +164,12 @@ def _memory_name(number: int) -> str:
 def write_durably(path: Path, content: str | bytes) -> None:
     """Replace a file in one step: whole and on the disk, or as it was."""
     part = path.with_name(path.name + ".part")
-    part.write_bytes(content.encode() if isinstance(content, str) else content)
-    flush(part)
+    try:
+        part.write_bytes(content.encode() if isinstance(content, str) else content)
+        flush(part)
+    except OSError:
+        part.unlink(missing_ok=True)  # it may have taken the last room on the disk
+        raise
     part.replace(path)
     flush(path.parent)
 

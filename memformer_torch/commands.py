@@ -43,7 +43,7 @@ def train(
         resume: Folder of a run to go on with; all settings are its own.
         device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
     """
-    console = Console(quiet=World.join(choose_device(device)).rank > 0)
+    console = Console(markup=False, quiet=World.join(choose_device(device)).rank > 0)
     if resume is not None:
         trainer = open_run(resume, device)
         console.print(f"Going on with {resume} at update {trainer.update:,} of {trainer.config.updates:,}")
@@ -72,7 +72,7 @@ def _fit(trainer: Trainer, console: Console) -> None:
         def on_sample(update: int, message: str) -> None:
             if message:
                 printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in message)  # bytes may be any
-                console.print(f"update {update:>6,}: {printable}", markup=False, highlight=False)
+                console.print(f"update {update:>6,}: {printable}", highlight=False)
 
         trainer.fit(Watcher(on_update, on_evaluation, lambda: bool(asked), on_sample))
     if trainer.update < trainer.config.updates:
@@ -82,7 +82,7 @@ def _fit(trainer: Trainer, console: Console) -> None:
         try:
             pictures.loss_curve(trainer.run / "loss.png", read_metrics(trainer.run))
         except ImportError as error:  # the run is whole without
-            console.print(f"The loss is not drawn: {error}", markup=False)
+            console.print(f"The loss is not drawn: {error}")
     console.print(f"Done. memformer evaluate {trainer.run} --split test")
 
 
@@ -115,7 +115,7 @@ def evaluate(run: Path, split: str = "test", checkpoint: str = "best", json: boo
         device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
     """
     trainer = open_run(run, device, checkpoint)
-    console = Console(stderr=json, quiet=trainer.world.rank > 0)
+    console = Console(markup=False, stderr=json, quiet=trainer.world.rank > 0)
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task(f"reading {split}", total=trainer.corpus[split].num_tokens)
         found = trainer.evaluate(split, progress=lambda tokens: progress.advance(bar, tokens))
@@ -148,22 +148,22 @@ def data(name: str, root: Path | None = None, options: dict[str, Any] | None = N
         options: The dataset's own options, as {"path": "book.txt"} for text; in training they are --data.path and so on.
     """
     corpus = build_corpus({"name": name, "root": root} | (options or {}))
-    console = Console()
+    console = Console(markup=False)
     table = Table("split", "documents", "tokens", title=f"{corpus.name}: {corpus.vocab_size:,} different tokens")
     for split, sizes in corpus.sizes().items():
         table.add_row(split, f"{sizes['documents']:,}", f"{sizes['tokens']:,}")
     console.print(table)
     for fact, value in corpus.facts.items():
-        console.print(f"{fact}: {value}", markup=False, highlight=False)
+        console.print(f"{fact}: {value}", highlight=False)
     own = ", ".join(f"--data.{option}" for option in option_names(name)) or "none"
-    console.print(f"its own options in training: {own}", markup=False, highlight=False)
+    console.print(f"its own options in training: {own}", highlight=False)
     first = corpus["train"][0][: 28 * 28]
     console.print("The first training document begins:")
     if corpus.tokenizer is not None:
-        console.print(corpus.tokenizer.decode(first[:200].tolist()), markup=False, highlight=False)
+        console.print(corpus.tokenizer.decode(first[:200].tolist()), highlight=False)
     elif corpus.image_shape is not None:
         shades, (height, width) = " .:-=+*#%@", corpus.image_shape
         for row in first[: height * width].reshape(height, width):
-            console.print("".join(2 * shades[int(v) * 9 // max(1, corpus.vocab_size - 1)] for v in row), markup=False)
+            console.print("".join(2 * shades[int(v) * 9 // max(1, corpus.vocab_size - 1)] for v in row))
     else:
-        console.print(str(first[:40].tolist()), markup=False)
+        console.print(str(first[:40].tolist()))

@@ -46,9 +46,16 @@ def build_corpus(settings: dict[str, Any], quiet: bool = False) -> Corpus:
 
 def choose_device(device: str) -> torch.device:
     """`auto` is the accelerator if there is one."""
-    if device != "auto":
-        return torch.device(device)
-    return torch.accelerator.current_accelerator() or torch.device("cpu")
+    here = torch.accelerator.current_accelerator() or torch.device("cpu")
+    if device == "auto":
+        return here
+    try:
+        chosen = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"there is no device {device!r}: this machine has {here.type}, which auto takes") from error
+    if chosen.type not in ("cpu", here.type):
+        raise ValueError(f"this machine has no {chosen.type}: choose auto, which is {here.type} here")
+    return chosen
 
 
 def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:
@@ -61,10 +68,11 @@ def new_run(run: Path, model: dict[str, Any], data: dict[str, Any], train: Train
     trainer = _build(run, model, data, train, device)
     if not first:
         return trainer
+    plain = {key: str(value) if isinstance(value, Path) else value for key, value in data.items()}
+    config = yaml.safe_dump({"data": plain, "model": model, "train": asdict(train)}, sort_keys=False)
     run.mkdir(parents=True, exist_ok=True)
     write_durably(run / VOCABULARY, json.dumps(_vocabulary_of(trainer.corpus)))
-    config = {"data": data, "model": model, "train": asdict(train)}
-    write_durably(run / "config.yaml", yaml.safe_dump(config, sort_keys=False))
+    write_durably(run / "config.yaml", config)
     return trainer
 
 
@@ -76,9 +84,7 @@ def open_run(run: Path, device: str = "auto", which: str | None = None) -> Train
     if which is None:
         trainer.resume()
     else:
-        folder = find_checkpoint(run, which)
-        load_facts(folder)
-        load_weights(trainer.model, folder)
+        trainer.load_weights(which)
     return trainer
 
 
@@ -131,9 +137,9 @@ def read_config(run: Path) -> dict[str, Any]:
         raise ValueError(f"{run} is not the folder of a run: it has no config.yaml")
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return {name: config[name] for name in ("data", "model", "train")}
-    except (yaml.YAMLError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from error
+        return {name: dict(config[name]) for name in ("data", "model", "train")}
+    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: {error!r}") from error
 
 
 def _build(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:

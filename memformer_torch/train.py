@@ -28,6 +28,7 @@ from memformer_torch.data import Corpus, Stream
 from memformer_torch.distributed import World, share_model, unshard
 from memformer_torch.evaluate import Evaluation, evaluate
 from memformer_torch.metrics import Metrics, summary_writer
+from memformer_torch.nn.sizes import check_types
 from memformer_torch.samples import Draw, Sampler
 from memformer_torch.window import Window
 
@@ -85,14 +86,17 @@ class TrainConfig:
     """Of weights, dropout and the order of documents."""
 
     def __post_init__(self) -> None:
+        check_types(self, "train.")
         positive = ("updates", "batch_size", "horizon", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
         for name in (*positive, "sample_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"train.{name} is {value}, but must be at least 1")
         if self.stride is not None and not 1 <= self.stride <= self.horizon:
             raise ValueError(f"train.stride is {self.stride}, but must be from 1 to train.horizon, {self.horizon}")
-        if not self.learning_rate > 0 or not self.max_gradient_norm > 0 or self.weight_decay < 0 or self.warm_up < 0:
+        if not (self.learning_rate > 0 and self.max_gradient_norm > 0 and min(self.weight_decay, self.warm_up) >= 0):
             raise ValueError("train.learning_rate and max_gradient_norm must be above 0, weight_decay and warm_up not below")
+        if self.seed < 0:
+            raise ValueError(f"train.seed is {self.seed}, but must be at least 0")
         if any(not 0 <= share < math.inf for share in self.shares.values()):
             raise ValueError(f"train.shares is {dict(self.shares)}, but a share must be a number from 0 on")
 
@@ -205,7 +209,10 @@ class Trainer:
 
     def save(self, best: bool = False) -> None:
         """Write a checkpoint, and make it the last, and the best if it is. All ranks call it, and the first writes."""
-        weights, tensors = self.world.whole(self.model.state_dict()), self.world.whole(pack_optimizer(self.optimizer))
+        weights, tensors = (
+            self.world.whole(self.model.state_dict()),
+            self.world.whole(pack_optimizer(self.optimizer, self.model)),
+        )
         random = {"cpu": torch.get_rng_state()}
         if self.device.type != "cpu":
             random["device"] = torch.get_device_module(self.device).get_rng_state()
@@ -227,9 +234,9 @@ class Trainer:
             "processes": self.world.size,
         }
         folder = save_checkpoint(self.run, self.update, weights, tensors, facts)
-        point_to(self.run, "last", folder)
         if best:
-            point_to(self.run, "best", folder)
+            point_to(self.run, "best", folder)  # first: what goes on from the last one believes that its best is kept
+        point_to(self.run, "last", folder)
 
     def resume(self) -> None:
         """Go on from the last checkpoint, as if the run had never stopped; without one, from the start."""
@@ -240,14 +247,19 @@ class Trainer:
         if self.world.rank == 0:
             self.metrics.go_back(self.update)
 
-    def _load(self) -> None:
-        folder = find_checkpoint(self.run)
+    def load_weights(self, which: str) -> tuple[Path, dict[str, Any]]:
+        """Those of the `last` or `best` checkpoint, once it is found to be whole and of this data."""
+        folder = find_checkpoint(self.run, which)
         facts = load_facts(folder)
         if facts["corpus"] != self.corpus.fingerprint:
             raise ValueError(f"{self.run} was trained on other data: its {self.corpus.name} had another content or settings")
         load_weights(self.model, folder)
+        return folder, facts
+
+    def _load(self) -> None:
+        folder, facts = self.load_weights("last")
         tensors = load_tensors(folder / "training.safetensors")
-        unpack_optimizer(self.optimizer, tensors)
+        unpack_optimizer(self.optimizer, self.model, tensors)
         memories = unpack_memories(self.model.initial_state(1), tensors, self.world.lanes(self.config.batch_size))
         self.window.restore(facts["stream"], memories)
         self.update, self.best, self.tokens = facts["update"], facts["best"], facts["tokens"]

@@ -70,8 +70,8 @@ def check_segment(segment: Segment, vocab_size: int, max_length: int | None = No
             )
     if source.shape[0] != target.shape[0]:
         raise ValueError(f"source has batch size {source.shape[0]}, but target has {target.shape[0]}")
-    if source.shape[1] == 0 or target.shape[1] == 0:
-        raise ValueError("segment is empty: give at least one source and one target token (BOS starts a document)")
+    if 0 in (*source.shape, *target.shape):
+        raise ValueError("segment is empty: give at least one sample, one source and one target token (BOS starts a document)")
     if reset is not None and (reset.dtype != torch.bool or reset.shape != source.shape[:1]):
         raise ValueError(f"reset must be bool of shape ({source.shape[0]},), not {reset.dtype} {tuple(reset.shape)}")
 

@@ -344,8 +344,10 @@ def test_a_rollout_of_many_updates_carries_the_detached_state(method):
 @pytest.mark.parametrize("method", METHODS)
 def test_bad_rollouts(method):
     model, padding = tiny_memformer(), random_segment()._replace(target=torch.full((3, 6), IGNORE))
+    fewer = Segment(padding.source[:2], padding.source[:2])
+    bad = {"segments is empty": [], "no target token": [padding, padding], "batches of 2 and 3": [random_segment(), fewer]}
     state, generator = model.initial_state(3), torch.get_rng_state()
-    for segments, message in ([], "segments is empty"), ([padding, padding], "no target token"):
+    for message, segments in bad.items():
         with pytest.raises(ValueError, match=message):
             METHODS[method](model, segments, state)
     assert all(p.grad is None for p in model.parameters())

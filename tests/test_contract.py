@@ -375,6 +375,7 @@ def bad_inputs(model):
         "source id too large": (good._replace(source=torch.full_like(good.source, VOCAB)), state),
         "BOS as a target": (good._replace(target=torch.full_like(good.target, BOS)), state),
         "target too long": (good._replace(target=torch.zeros(BATCH, LENGTH + 1, dtype=torch.int64)), state),
+        "no sample": (Segment(good.source[:0], good.target[:0]), model.initial_state(0)),
         "ids of another type": (good._replace(target=good.target.float()), state),
         "reset of another shape": (good._replace(reset=torch.ones(BATCH + 1, dtype=torch.bool)), state),
         "state of another batch": (good, model.initial_state(BATCH - 1)),

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from memformer_torch.bench.flops import count_flops
 from memformer_torch.bench.record import write_json
+from memformer_torch.checkpoint import find_checkpoint
 from memformer_torch.cli import main
 from memformer_torch.data import load_corpus
 from memformer_torch.metrics import read_metrics
@@ -77,6 +78,10 @@ def test_the_test_split_is_read_with_the_best_weights(tmp_path):
     best = open_run(tmp_path / "run", "cpu", "best")
     assert best.evaluate("test").loss == result["test"]["loss"]
     assert best.evaluate("valid", 640).loss == result["valid"]["loss"]
+    weights = find_checkpoint(tmp_path / "run", "best") / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=r"weights\.safetensors is not what was written"):
+        run(row, tmp_path / "run")
 
 
 def test_a_row_that_was_stopped_while_it_read_the_test_split(alone, tmp_path):
@@ -126,6 +131,11 @@ def test_a_folder_of_other_settings_is_begun_again_and_of_anything_else_kept(tmp
     assert "  shares: {}\n" in config.read_text()
     config.write_text(config.read_text().replace("  shares: {}\n", ""))  # as of a version that had no such field
     assert begin(ROW, tmp_path / "run").update == 4
+    whole = config.read_text()
+    config.write_text(whole.replace("data:", "data;"))
+    with pytest.raises(ValueError, match=r"config\.yaml cannot be read"):  # and is not removed for it
+        begin(ROW, tmp_path / "run")
+    config.write_text(whole)
     assert begin(replace(ROW, seed=1), tmp_path / "run").update == 0
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")

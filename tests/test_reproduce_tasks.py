@@ -72,6 +72,38 @@ def test_other_settings_begin_again(tmp_path):
     assert again["updates"] == 4
 
 
+def test_other_settings_begin_again_also_after_a_kill(tmp_path, monkeypatch):
+    """Before its first checkpoint nothing of the row before may be taken for its own."""
+
+    def killed(run):
+        raise KeyboardInterrupt
+
+    task_row(row(MEMFORMER), tmp_path / "row", lambda *_: None, lambda: False)
+    changed = row(MEMFORMER, learning_rate=0.1)
+    monkeypatch.setattr(TaskRun, "step", killed)
+    with pytest.raises(KeyboardInterrupt):
+        task_row(changed, tmp_path / "row", lambda *_: None, lambda: False)
+    monkeypatch.undo()
+    for folder in ("row", "fresh"):
+        task_row(changed, tmp_path / folder, lambda *_: None, lambda: False)
+    one, other = (load_tensors(find_checkpoint(tmp_path / name) / "weights.safetensors") for name in ("row", "fresh"))
+    for name, weight in one.items():
+        torch.testing.assert_close(weight, other[name], rtol=0, atol=0)
+
+
+def test_damaged_weights_are_not_read(tmp_path):
+    task_row(row(MEMFORMER), tmp_path / "row", lambda *_: None, lambda: False)
+    best = find_checkpoint(tmp_path / "row").with_name("best")  # another than the last, which is looked at in any case
+    shutil.copytree(find_checkpoint(tmp_path / "row"), best)
+    (tmp_path / "row" / "best.json").write_text('{"checkpoint": "best"}')
+    weights = best / "weights.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    start = row(MEMFORMER, start="row", updates=0)
+    for again, folder in ((row(MEMFORMER), "row"), (start, "start")):
+        with pytest.raises(ValueError, match=r"weights\.safetensors is not what was written"):
+            task_row(again, tmp_path / folder, lambda *_: None, lambda: False)
+
+
 def test_a_row_may_start_from_anothers_weights(tmp_path):
     """Of a model with more parts; before its result is there, the row is not to be run."""
     after = row(MEMFORMER, start="before-seed-0", updates=1, learning_rate=1e-30)

@@ -81,7 +81,7 @@ def ceiling(
         out: The JSON file to write.
     """
     console, shapes, size, repeats = (
-        Console(),
+        Console(markup=False),
         QUICK if quick else FULL,
         1024 if quick else 2048,
         repeats or (2 if quick else 5),

@@ -44,7 +44,7 @@ def endless(tokens: int = 1_000_000, generate: int = 100_000, out: Path = Path("
     """
     if tokens < 2 * EARLY or generate < 2:
         raise ValueError(f"tokens is {tokens} and generate {generate}, but must be at least {2 * EARLY} and 2")
-    console = Console()
+    console = Console(markup=False)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     config = MemformerConfig(

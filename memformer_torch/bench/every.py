@@ -31,7 +31,7 @@ def every(quick: bool = False, out: Path = Path("runs/bench")) -> None:
         quick: Smaller sizes and fewer repeats.
         out: Folder for the JSON files and pictures, one of each a bench.
     """
-    console = Console()
+    console = Console(markup=False)
     for name, bench in BENCHES.items():
         start = time.perf_counter()
         console.rule(name)

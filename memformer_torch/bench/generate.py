@@ -63,7 +63,7 @@ def generate(quick: bool = False, out: Path = Path("runs/bench/generate.json")) 
         quick: Smaller models and shorter documents.
         out: The JSON file to write.
     """
-    console, sizes = Console(), QUICK if quick else FULL
+    console, sizes = Console(markup=False), QUICK if quick else FULL
     torch.manual_seed(0)
     models = _models(sizes)
     memformer = models["memformer"]

@@ -55,7 +55,7 @@ def gradients(
     unknown = set(shapes) - set(SHAPES)
     if unknown or not shapes:
         raise ValueError(f"shapes is {shapes}, but may hold {' and '.join(SHAPES)}")
-    console, rows = Console(), []
+    console, rows = Console(markup=False), []
     if quick:
         horizons, repeats = [1, 4], 2
     with Progress(console=console, transient=True) as progress:

@@ -64,7 +64,7 @@ def inference(
     chosen = {label: row for label, row in TABLE.items() if not quick or label in QUICK}
     if quick:
         repeats = 1
-    console, where = Console(), torch.device(device)
+    console, where = Console(markup=False), torch.device(device)
     pictures.new_figure()  # an error now, not after the runs
     models = {label: make_model(name, d_model, where, **changes) for label, (name, changes, _) in chosen.items()}
     record: dict[str, Any] = {"segments": {}, "generation": {}}

@@ -48,7 +48,7 @@ def length(
     """
     if quick:
         d_model, longest, repeats = 128, 2048, 2
-    console, where = Console(), torch.device(device)
+    console, where = Console(markup=False), torch.device(device)
     pictures.new_figure()  # an error now, not after the runs
     lengths = [SHORTEST << n for n in range((longest // SHORTEST).bit_length())]
     ids = torch.randint(VOCAB_SIZE, (1, lengths[-1]), generator=torch.Generator().manual_seed(0)).to(where)

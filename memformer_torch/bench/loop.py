@@ -43,7 +43,7 @@ def loop(settings: Path = Path("configs/digits.yaml"), repeats: int = 15, out: P
         repeats: Turns of each.
         out: The JSON file to write.
     """
-    console = Console()
+    console = Console(markup=False)
     config = yaml.safe_load(settings.read_text(encoding="utf-8"))
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder, Progress(console=console, transient=True) as progress:

@@ -50,7 +50,7 @@ def memory(
     """
     if quick:
         memory_sizes, batch_size = [64, 512, 2048], 2
-    console, where = Console(), torch.device(device)
+    console, where = Console(markup=False), torch.device(device)
     pictures.new_figure()  # an error now, not after the runs
     rows: list[dict[str, Any]] = []
     with Progress(console=console, transient=True) as progress:

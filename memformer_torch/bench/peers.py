@@ -125,7 +125,7 @@ def peers(
         device: Where to run.
         out: The JSON file to write.
     """
-    console, shapes, repeats = Console(), QUICK if quick else FULL, repeats or (3 if quick else 5)
+    console, shapes, repeats = Console(markup=False), QUICK if quick else FULL, repeats or (3 if quick else 5)
     if install:
         for name, reason in install_peers(python).items():
             console.print(f"{name} does not install: {reason}")

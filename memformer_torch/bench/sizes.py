@@ -23,7 +23,7 @@ def models(json: bool = False) -> None:
     if json:
         print(dumps(rows, indent=1))
         return
-    console = Console()
+    console = Console(markup=False)
     for preset, counts in rows.items():
         table = Table("model", "parameters", "relative to Memformer", "state, numbers a sequence", title=f"preset {preset!r}")
         for name, row in counts.items():

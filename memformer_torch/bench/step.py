@@ -45,7 +45,7 @@ def step(
         device: Where to run.
         out: The JSON file to write.
     """
-    console = Console()
+    console = Console(markup=False)
     where = torch.device(device)
     configs = _configs(d_model, num_layers, segment_length, memory_length)
     forward: dict[str, Callable[[], Any]] = {}

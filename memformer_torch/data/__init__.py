@@ -8,13 +8,14 @@ import inspect
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from memformer_torch.data import digits, enwik8, mnist, pydocs, synthetic, text, wikitext
 from memformer_torch.data.corpus import Corpus, Documents
 from memformer_torch.data.progress import Progress, progress_bar
 from memformer_torch.data.stream import Stream
 from memformer_torch.data.tokenizer import TextStream, Tokenizer, load_tokenizer
+from memformer_torch.nn.sizes import check_type
 
 DATASETS: dict[str, Callable[..., Corpus]] = {
     "digits": digits.load,
@@ -60,10 +61,12 @@ def load_corpus(
     """
     if name not in DATASETS:
         raise ValueError(f"there is no dataset {name!r}{_nearest(name, list(DATASETS))}: choose one of {', '.join(DATASETS)}")
-    for option in options:
+    hints = _option_types(name)
+    for option, value in options.items():
         if option not in option_names(name):
             known = ", ".join(option_names(name)) or "none"
             raise ValueError(f"{name} has no option {option!r}{_nearest(option, option_names(name))}: it has {known}")
+        check_type(f"data.{option}", value, hints[option])
     places = {"root": root, "cache": cache, "download": download, "progress": progress}
     taken = inspect.signature(DATASETS[name]).parameters
     return DATASETS[name](**{key: value for key, value in places.items() if key in taken}, **options)
@@ -75,6 +78,12 @@ def option_names(name: str) -> list[str]:
     parameters = inspect.signature(DATASETS[name]).parameters.values()
     own = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in common]
     return own + (synthetic.option_names(name) if name in synthetic.TASKS else [])
+
+
+def _option_types(name: str) -> dict[str, Any]:
+    load = DATASETS[name]
+    own = get_type_hints(load.func if isinstance(load, partial) else load)
+    return own | (get_type_hints(synthetic.TASKS[name]) if name in synthetic.TASKS else {})
 
 
 def _nearest(word: str, known: list[str]) -> str:

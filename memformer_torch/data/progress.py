@@ -15,7 +15,7 @@ def progress_bar() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bars = Bars(*columns, console=Console(stderr=True))  # standard output is for results
+    bars = Bars(*columns, console=Console(markup=False, stderr=True))  # standard output is for results
     tasks = {}
     with bars:
 

@@ -57,7 +57,7 @@ def digits(updates: int = 450, seed: int = 0, out: Path = Path("runs/digits")) -
         seed: Seed of weights and data.
         out: Folder for what the demo writes.
     """
-    console, start = Console(), time.perf_counter()
+    console, start = Console(markup=False), time.perf_counter()
     torch.set_num_threads(1)  # one for each model, here as in training: a seed is one run
     config = replace(TRAIN, updates=updates, seed=seed)
     pictures.new_figure()  # an error now, not after the training

@@ -40,7 +40,7 @@ def retention(seed: int = 0, updates: int = 900, out: Path = Path("runs/retentio
     """
     if updates < 1:
         raise ValueError(f"updates is {updates}, but must be at least 1")
-    console = Console()
+    console = Console(markup=False)
     torch.set_num_threads(1)  # a second gains nothing in steps so small, and another order of sums would be another run
     torch.manual_seed(seed)
     task = Retention()

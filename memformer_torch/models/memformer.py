@@ -73,8 +73,6 @@ class MemformerConfig(VocabularyConfig):
                 raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
         if not self.position_bias >= 0:
             raise ValueError(f"position_bias is {self.position_bias}, but must be at least 0")
-        if self.decoder_reads not in ("encoder", "encoder+memory"):
-            raise ValueError(f'decoder_reads is {self.decoder_reads!r}, but must be "encoder" or "encoder+memory"')
         if self.decoder_reads == "encoder+memory" and not self.num_slots:
             raise ValueError('decoder_reads="encoder+memory" needs num_slots above 0')
 

@@ -1,8 +1,52 @@
-"""The checks of sizes that the models' configs share."""
+"""The checks that configs share: of types, and of a model's sizes."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Any
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "null"}
+
+
+def check_types(config: Any, owner: str = "") -> None:
+    """Raise a ValueError unless a config's fields hold what they are declared to hold, which YAML does not know."""
+    hints = get_type_hints(type(config))
+    for field in fields(config):
+        check_type(owner + field.name, getattr(config, field.name), hints[field.name])
+
+
+def check_type(name: str, value: Any, hint: Any) -> None:
+    if not _fits(value, hint):
+        raise ValueError(f"{name} is {value!r}, but must be {_in_words(hint)}")
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return any(value == one and type(value) is type(one) for one in arguments)
+    if origin is not None and issubclass(origin, Mapping):
+        return isinstance(value, Mapping) and all(_fits(one, arguments[1]) for one in value.values())
+    if origin is not None and issubclass(origin, Sequence):  # JSON and YAML know lists alone
+        return isinstance(value, list | tuple) and all(_fits(one, arguments[0]) for one in value)
+    if hint in (int, float):
+        return isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool)
+    return hint is Any or isinstance(value, hint)
+
+
+def _in_words(hint: Any) -> str:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(map(_in_words, arguments))
+    if origin is Literal:
+        return "one of " + ", ".join(map(repr, arguments))
+    if origin is not None and issubclass(origin, Mapping):
+        return f"a mapping to {_in_words(arguments[1])}"
+    if origin is not None and issubclass(origin, Sequence):
+        return f"a list, each {_in_words(arguments[0])}"
+    return WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def check_sizes(config: Any, may_be_zero: Collection[str] = ()) -> None:

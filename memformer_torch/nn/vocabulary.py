@@ -6,6 +6,7 @@ from typing import Any
 
 from memformer_torch.nn.adaptive import AdaptiveEmbedding, check_cutoffs
 from memformer_torch.nn.embedding import Embedding
+from memformer_torch.nn.sizes import check_types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,7 @@ class VocabularyConfig:
     words. Each cluster is a quarter as wide as the one before. () means one table."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         check_cutoffs(self.cutoffs, self.vocab_size)
         object.__setattr__(self, "cutoffs", tuple(self.cutoffs))  # JSON and YAML know lists only
 

@@ -48,7 +48,7 @@ def reproduce(
         render: Only draw what is there.
     """
     experiment = find_experiment(name, scale)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(markup=False, width=None if sys.stdout.isatty() else WIDTH)
     results = Results(out if scale == "cpu" else out / "paper")
     number = default_workers(scale) if workers is None else workers
     if number < 1:
@@ -129,7 +129,7 @@ def draw(experiment: Experiment, results: Results, runs: Path, console: Console,
         try:
             experiment.draw_samples(results, runs, folder / f"{experiment.name}-samples.png")
         except (ValueError, OSError) as error:  # the data or the runs may be on another machine
-            console.print(f"No samples are drawn: {error}", markup=False, highlight=False)
+            console.print(f"No samples are drawn: {error}", highlight=False)
     command = f"memformer reproduce {experiment.name}" + (f" --scale {scale}" if scale != "cpu" else "")
     pictures = find_pictures(folder, experiment.name)
     file = folder / f"{experiment.name}.md"

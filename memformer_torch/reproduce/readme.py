@@ -32,7 +32,7 @@ def results(readme: Path = Path("README.md"), out: Path = Path("results/quality"
         raise ValueError(f"{readme} does not say what {out} says: memformer results --readme {readme} --out {out}")
     if not check:
         write_durably(readme, new)
-    Console().print(f"{readme} says what {out} says", highlight=False, markup=False)
+    Console(markup=False).print(f"{readme} says what {out} says", highlight=False)
 
 
 def as_section(out: Path, folder: Path) -> str:

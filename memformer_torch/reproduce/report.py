@@ -53,7 +53,7 @@ def print_report(report: Report, console: Console) -> None:
             screen.add_row(*line)
         console.print(screen)
     for note in report.notes:
-        console.print(note, highlight=False, markup=False)
+        console.print(note, highlight=False)
 
 
 def find_pictures(folder: Path, name: str) -> list[Path]:

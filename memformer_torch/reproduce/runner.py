@@ -148,17 +148,17 @@ class Runner:
         self._said = time.monotonic()
         for bar in self.bars.tasks:
             words = f"{bar.description}  {bar.percentage:.0f} %  {TimeLeft().render(bar)}"
-            self.console.print(words.rstrip(), highlight=False, markup=False, soft_wrap=True)
+            self.console.print(words.rstrip(), highlight=False, soft_wrap=True)
 
     def _say(self, row: Row, result: dict[str, Any]) -> None:
         split = "valid" if row.tuning else "test"
         perplexity = (result.get(split) or {}).get("perplexity")
         found = "" if perplexity is None else f", {split} perplexity {perplexity:.4g}"
-        self.console.print(f"{row.name}: done{found}, {as_time(result.get('seconds', 0.0))}", highlight=False, markup=False)
+        self.console.print(f"{row.name}: done{found}, {as_time(result.get('seconds', 0.0))}", highlight=False)
 
     def _fail(self, row: Row, reason: str) -> None:
         self.failures[row.name] = reason
-        self.console.print(f"{row.name} failed: {reason}", style="red", highlight=False, markup=False, soft_wrap=True)
+        self.console.print(f"{row.name} failed: {reason}", style="red", highlight=False, soft_wrap=True)
 
     def _show_whole(self) -> None:
         """Time left of everything, rows included that are known only when others have ended."""

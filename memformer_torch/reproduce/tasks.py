@@ -37,7 +37,7 @@ from memformer_torch.data.retention import Retention
 from memformer_torch.demo.retention import measure_retention
 from memformer_torch.losses import count_tokens
 from memformer_torch.reproduce.row import Reporter, Row
-from memformer_torch.reproduce.work import Clock, sizes
+from memformer_torch.reproduce.work import Clock, clear, sizes
 from memformer_torch.runs import build_model
 from memformer_torch.train import find_share
 from memformer_torch.types import IGNORE, Segment, TokenLosses
@@ -188,6 +188,7 @@ class TaskRun:
             again = f"remove {folder.name}.json of the results, and run it again"
             raise ValueError(f"{folder} holds no weights to start from: {again}")
         best, own = find_checkpoint(folder, "best"), self.model.state_dict()
+        load_facts(best)  # they are what was written
         weights = load_tensors(best / "weights.safetensors")
         self.model.load_state_dict({name: weights[name] for name in own})
         if not self.recipe.updates:  # then it is their training that counts
@@ -196,18 +197,18 @@ class TaskRun:
     def save(self, folder: Path, best: bool) -> None:
         random = {"random.torch": torch.get_rng_state(), "random.task": self.generator.get_state()}
         facts = {"level": asdict(self.level), "tokens": self.tokens, "best": self.best, "perfect": self.perfect}
-        tensors = pack_optimizer(self.optimizer) | random
+        tensors = pack_optimizer(self.optimizer, self.model) | random
         checkpoint = save_checkpoint(folder, self.update, self.model.state_dict(), tensors, facts)
-        point_to(folder, "last", checkpoint)
         if best:
             point_to(folder, "best", checkpoint)
+        point_to(folder, "last", checkpoint)
 
     def load(self, folder: Path) -> None:
         checkpoint = find_checkpoint(folder)
         facts = load_facts(checkpoint)
         load_weights(self.model, checkpoint)
         tensors = load_tensors(checkpoint / "training.safetensors")
-        unpack_optimizer(self.optimizer, tensors)
+        unpack_optimizer(self.optimizer, self.model, tensors)
         torch.set_rng_state(tensors["random.torch"])
         self.generator.set_state(tensors["random.task"])
         self.update, self.level, self.tokens = facts["update"], Level(**facts["level"]), facts["tokens"]
@@ -223,7 +224,8 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
     else:
         if recipe.start:
             run.start_from(folder.with_name(recipe.start))
-        folder.mkdir(parents=True, exist_ok=True)
+        clear(folder, SETTINGS)
+        folder.mkdir(parents=True)
         write_durably(folder / SETTINGS, json.dumps(row.settings()))
         if recipe.start:
             run.save(folder, run.look())  # it may be the best already, or all that is read
@@ -249,7 +251,9 @@ def task_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[],
     facts |= {"reached": asdict(run.level), "valid": {"loss": 1 - run.best}}
     if row.tuning:
         return row.result(**facts, seconds=clock.seconds)
-    load_weights(run.model, find_checkpoint(folder, "best"))
+    best = find_checkpoint(folder, "best")
+    load_facts(best)
+    load_weights(run.model, best)
     found: dict[str, dict[int, float]] = {}
     done = float(recipe.updates)
     for pairs, distances in recipe.read.items():

@@ -13,7 +13,6 @@ from typing import Any
 
 from memformer_torch.bench.flops import Sizes, head_flops, segment_flops
 from memformer_torch.bench.record import write_json
-from memformer_torch.checkpoint import find_checkpoint, load_weights
 from memformer_torch.models import MODELS
 from memformer_torch.reproduce.row import Reporter, Row
 from memformer_torch.runs import new_run, open_run, read_config
@@ -53,7 +52,7 @@ def train_row(row: Row, folder: Path, report: Reporter, should_stop: Callable[[]
     if not row.tuning:
         if trainer.best == inf:
             raise ValueError("training diverged: no validation loss was a number")
-        load_weights(trainer.model, find_checkpoint(folder, "best"))
+        trainer.load_weights("best")
         done = 0
 
         def on_tokens(number: int) -> None:
@@ -80,21 +79,29 @@ def begin(row: Row, folder: Path) -> Trainer:
     device = "auto" if row.scale == "paper" else "cpu"  # at cpu scale a seed is the same run on every machine
     if is_begun(row, folder):
         return open_run(folder, device)
-    if folder.exists():
-        names = [path.name for path in folder.iterdir()]
-        if names and not any(name.startswith(("config.yaml", "vocabulary.json")) for name in names):
-            raise ValueError(f"{folder} is there already, and is not a run: choose another --runs")
-        shutil.rmtree(folder)
+    clear(folder, "config.yaml", "vocabulary.json")
     settings = row.settings()
     return new_run(folder, settings["model"], settings["data"], config, device)
 
 
+def clear(folder: Path, *first: str) -> None:
+    """Remove a run of other settings, known by the files that runs begin with; a folder that is no run is an error."""
+    if not folder.exists():
+        return
+    names = [path.name for path in folder.iterdir()]
+    if names and not any(name.startswith(first) for name in names):
+        raise ValueError(f"{folder} is there already, and is not a run: choose another --runs")
+    shutil.rmtree(folder)
+
+
 def is_begun(row: Row, folder: Path) -> bool:
     """Whether a folder holds a run of the row's settings, wherever it was stopped."""
+    if not (folder / "config.yaml").exists():
+        return False
+    found = read_config(folder)
     try:
-        found = read_config(folder)
         config = TrainConfig(**found["train"])  # a field that is newer than the run has its default
-    except (ValueError, TypeError):
+    except (ValueError, TypeError):  # one that is no more
         return False
     settings = row.settings()
     same = all(found[part] == settings[part] for part in ("data", "model"))

@@ -137,7 +137,7 @@ def generate_images(
         rows = {"test images": whole, "upper half given": torch.cat([given, torch.full_like(unknown, PAD)], dim=1)}
     session, missing = Session(model, batch_size=len(given)), height * width - given.shape[1]
     session.feed(given)
-    with Progress(console=Console(stderr=True), transient=True, disable=not watched()) as progress:
+    with Progress(console=Console(markup=False, stderr=True), transient=True, disable=not watched()) as progress:
         pixels = list(progress.track(go_on(session, missing), total=missing, description="drawing"))
     made = torch.tensor(pixels).view(missing, len(given)).T
     rows["drawn" if draw else "completed"] = torch.cat([given, made], dim=1)

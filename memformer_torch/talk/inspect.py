@@ -168,7 +168,7 @@ def _collect(model: Any, ids: np.ndarray, keep: float, take: float) -> Slots:
         model = model.double()  # so that the attention is the model's to the last digits
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     number = 1 - (-len(ids) // model.config.segment_length)
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched()) as progress:
+    with Progress(*columns, console=Console(markup=False, stderr=True), transient=True, disable=not watched()) as progress:
         bar = progress.add_task("segments", total=number)
         options: dict[str, Any] = {"dtype": np.float32, "progress": lambda: progress.advance(bar)}
         return collect(model, ids, keep=keep, take=take, max_segments=number, **options)
@@ -223,4 +223,4 @@ def _print(tables: tuple[Rows, ...], title: str) -> None:
         table = Table(*columns, title=None if number else title, title_justify="left")
         for row in rows:
             table.add_row(*row)
-        Console().print(table)
+        Console(markup=False).print(table)

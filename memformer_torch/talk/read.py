@@ -52,7 +52,7 @@ def read(
     before, begin, score = reader.position, time.perf_counter(), 0.0
     index, done, problem = 0, start, None
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    bars = Progress(*columns, console=Console(stderr=True), transient=True, disable=not watched())
+    bars = Progress(*columns, console=Console(markup=False, stderr=True), transient=True, disable=not watched())
     with signals() as asked, bars as progress:
         bar = progress.add_task("reading", total=num_bytes)
         try:
@@ -85,7 +85,7 @@ def read(
     table = Table("tokens", "perplexity", "bits a token", "tokens/s", "state in bytes")
     state = f"{reader.state_bytes:,}{', growing' if reader.grows else ''}"
     table.add_row(f"{tokens:,}", f"{found.perplexity:.3f}", f"{found.bits:.4f}", f"{speed:,.0f}", state)
-    Console().print(table)
+    Console(markup=False).print(table)
 
 
 def count_bytes(files: Sequence[Path], start: int) -> int | None:
