@@ -62,6 +62,17 @@ def test_splits_that_have_names_are_kept(tmp_path, names):
     assert documents(corpus) == {name[: name.index("/" if "/" in name else ".")]: [f"this is {name}"] for name in names}
 
 
+@pytest.mark.parametrize("extra", ["README", "vocab.txt", "data.md", "more/info.json", "test_notes.txt"])
+def test_splits_that_have_names_are_kept_whatever_lies_beside_them(tmp_path, extra):
+    files = {f"{split}.txt": f"this is {split}" for split in ("train", "valid", "test")}
+    plain = load_corpus("text", path=write(tmp_path / "plain", files))
+    corpus = load_corpus("text", path=write(tmp_path / "named", files | {extra: "something else"}))
+    assert documents(corpus) == {split: [f"this is {split}"] for split in ("train", "valid", "test")}
+    assert corpus.fingerprint == plain.fingerprint
+    assert (corpus.facts["files"], corpus.facts["left out"]) == (3, [extra])
+    assert "left out" not in plain.facts
+
+
 def test_two_files_give_to_every_split(tmp_path):
     folder = write(tmp_path / "pair", {"a": "a" * 100, "b": "b" * 200})
     assert documents(load_corpus("text", path=folder)) == {

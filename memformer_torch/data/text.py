@@ -1,7 +1,7 @@
 """`text`: a file or a folder of a user's own, UTF-8; one file is one document.
 
 How it is split, by what is found:
-- files or folders named `train`, `valid` and `test` (with any ending): as they say;
+- files or folders named `train`, `valid` and `test` (with any ending): as they say, and what lies beside them is left out;
 - three files or more: by file, in the order of a hash of their paths: 5 % (at least one) valid, 5 % (at least one) test;
 - one or two files: each one's last tenth is cut off, half valid, half test, at line ends where there are any near.
 A single file is one running text, so lanes are cut from it (`continuous`).
@@ -10,7 +10,7 @@ A single file is one running text, so lanes are cut from it (`continuous`).
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from memformer_torch.data.cache import make_key
 from memformer_torch.data.corpus import SPLITS, Corpus
@@ -40,7 +40,8 @@ def load(
 ) -> Corpus:
     """`path` is the file or folder (without it, the folder `text` of root); `pattern` chooses files in a folder."""
     place = find_folder("text", root) if path is None else Path(path)
-    files = find_texts(place, pattern)
+    found = find_texts(place, pattern)
+    files = only_named(found)
     how, parts = split_files(files)
     source = Source(
         name="text",
@@ -48,7 +49,9 @@ def load(
         content=make_key(how, files_digest(files)),
         num_bytes={split: sum(part.stop - part.start for part in parts[split]) for split in SPLITS},
     )
-    facts = {"path": str(place), "files": len(files), "split": how}
+    facts: dict[str, Any] = {"path": str(place), "files": len(files), "split": how}
+    if len(files) < len(found):
+        facts["left out"] = [name for name in found if name not in files]
     return prepare(source, tokenizer, vocab_size, cache, progress, continuous=len(files) == 1, facts=facts)
 
 
@@ -67,9 +70,15 @@ def find_texts(place: Path, pattern: str) -> dict[str, Path]:
     return found
 
 
+def only_named(files: dict[str, Path]) -> dict[str, Path]:
+    """Where files are named as the splits are, these alone: a README beside them must not change the split."""
+    named = {name: path for name, path in files.items() if _first_name(name) in SPLITS}
+    return named if {_first_name(name) for name in named} == set(SPLITS) else files
+
+
 def split_files(files: dict[str, Path]) -> tuple[str, dict[str, list[Part]]]:
     """How the files are split, in words, and the documents of each split."""
-    named = {name: name.split("/")[0].split(".")[0] for name in files}
+    named = {name: _first_name(name) for name in files}
     if set(named.values()) == set(SPLITS):
         return "by name", {split: [_whole(files[name]) for name in files if named[name] == split] for split in SPLITS}
     if len(files) < 3:
@@ -90,6 +99,11 @@ def read(parts: list[Part]) -> Iterator[Piece]:
         for data in check_utf8(path, read_pieces(path, start, stop), start):
             yield Piece(data, False)
         yield Piece(b"", True)
+
+
+def _first_name(name: str) -> str:
+    """Of a file in the folder or of the folder that it lies in, without ending."""
+    return name.split("/")[0].split(".")[0]
 
 
 def _whole(path: Path) -> Part:
