@@ -1,5 +1,7 @@
 """A user's own files become documents, split the same way every time, or are refused with their name."""
 
+import os
+
 import pytest
 
 from memformer_torch.data import load_corpus
@@ -73,6 +75,15 @@ def test_splits_that_have_names_are_kept_whatever_lies_beside_them(tmp_path, ext
     assert "left out" not in plain.facts
 
 
+def test_a_name_need_not_be_utf8(tmp_path):
+    folder = write(tmp_path / "names", {f"{n}.txt": f"document {n}" for n in range(4)})
+    try:
+        (folder / os.fsdecode(b"caf\xe9.txt")).write_text("document 4", encoding="utf-8")
+    except OSError:
+        pytest.skip("this file system takes only names that are UTF-8")
+    assert everything(load_corpus("text", path=folder)) == [f"document {n}" for n in range(5)]
+
+
 def test_two_files_give_to_every_split(tmp_path):
     folder = write(tmp_path / "pair", {"a": "a" * 100, "b": "b" * 200})
     assert documents(load_corpus("text", path=folder)) == {
@@ -115,11 +126,12 @@ def test_nothing_to_read(tmp_path, files, path, error, message):
     ("options", "message"),
     [
         ({"tokenizer": "chars"}, "there is no tokenizer 'chars': choose bytes, words or bpe"),
+        ({"pattern": "/abs/*.txt"}, r"pattern is '/abs/\*\.txt', but chooses files inside the folder: make it relative"),
         ({"vocab_size": 9}, "vocab_size is 9, but only words and bpe"),
         ({"tokeniser": "bytes"}, r"text has no option 'tokeniser' \(did you mean tokenizer\?\)"),
     ],
 )
 def test_bad_options(tmp_path, options, message):
-    path = write(tmp_path, {"a": "text " * 99}) / "a"
+    folder = write(tmp_path / "some", {"a": "text " * 99})
     with pytest.raises(ValueError, match=message):
-        load_corpus("text", path=path, **options)
+        load_corpus("text", path=folder, **options)

@@ -61,6 +61,8 @@ def find_texts(place: Path, pattern: str) -> dict[str, Path]:
         raise FileNotFoundError(f"{place} does not exist: give the path of a text file or of a folder of them")
     if place.is_file():
         found = {place.name: place}
+    elif Path(pattern).anchor:
+        raise ValueError(f"pattern is {pattern!r}, but chooses files inside the folder: make it relative, as **/*.txt")
     else:
         found = {path.relative_to(place).as_posix(): path for path in place.glob(pattern) if path.is_file()}
         found = {name: found[name] for name in sorted(found) if not any(part[0] == "." for part in name.split("/"))}
@@ -86,7 +88,7 @@ def split_files(files: dict[str, Path]) -> tuple[str, dict[str, list[Part]]]:
         return "the last tenth of each file, half valid and half test", {
             split: [Part(path, *cuts[name][n : n + 2]) for name, path in files.items()] for n, split in enumerate(SPLITS)
         }
-    order = sorted(files, key=lambda name: hashlib.sha256(name.encode()).digest())
+    order = sorted(files, key=lambda name: hashlib.sha256(name.encode(errors="surrogateescape")).digest())
     few = max(1, round(len(files) / 20))
     chosen = {"valid": set(order[:few]), "test": set(order[few : 2 * few]), "train": set(order[2 * few :])}
     return "by file, in the order of a hash of the paths: 5 % valid, 5 % test", {
