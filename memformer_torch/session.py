@@ -78,7 +78,8 @@ class Session:
         """Read a text or ids of any length; returns the log-probability of what was read, in nats.
 
         Pieces of any size give what the whole gives: a text's last word is read again if the next piece goes on with it, and
-        the log-probabilities add up. Ids are a sequence, an array or a tensor.
+        the log-probabilities add up. Only a word longer than `LONGEST_TAIL` is read as far as it has come, so that memory stays
+        bounded: what follows then begins another. Ids are a sequence, an array or a tensor.
         """
         return self._one(self._feed(self._rows(given)))
 

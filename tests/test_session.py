@@ -157,6 +157,19 @@ def test_text_in_pieces_of_any_size(kind, cuts):
     assert list(by_text.generate(9, seed=1)) == list(by_ids.generate(9, seed=1))
 
 
+@pytest.mark.parametrize(
+    ("kind", "unit"), [("words", "cat\t"), ("words", "sat\u3000"), ("bpe", "cat\n"), ("bpe", "cat—"), ("bytes", "猫")]
+)
+def test_text_without_single_blanks_in_pieces(kind, unit):
+    tokenizer, text = TOKENIZERS[kind], unit * 400
+    model = tiny_memformer(vocab_size=tokenizer.vocab_size, segment_length=128)
+    for cut in (398, len(text) - 2):
+        session = Session(model, tokenizer)
+        session.feed(text[:cut])
+        session.feed(text[cut:])
+        assert session.position == len(tokenizer.encode(text))
+
+
 def test_sampling_with_a_seed_repeats_and_differs_without():
     session = Session(wild("memformer", gain=1.0))
     runs = [list(session.fork().generate(30, seed=seed)) for seed in (7, 7, 8)]

@@ -20,6 +20,8 @@ BYTES, SMALL_BPE = Bytes(), BPE.train(TRAINING, 300)
 WORDS = Words.from_counts({"b": 2, "a": 2, "c": 5, "<eos>": 3})
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=60) | st.text("abé 日\n🙂' \t", max_size=200)
 
+TRICKY = st.text("are'l!1²日、\u0301\x1c \t\n\u3000", max_size=12)
+
 
 @pytest.mark.parametrize("tokenizer", [BYTES, SMALL_BPE], ids=["bytes", "bpe"])
 @given(text=TEXTS)
@@ -78,6 +80,37 @@ def test_a_text_may_come_cut_at_any_byte(tokenizer):
     for cut in range(len(data)):
         parts = text_pieces([Piece(data[:cut], False), Piece(data[cut:], True)], tokenizer.safe_cut)
         assert np.concatenate([tokenizer.encode(part) for part, _ in parts]).tolist() == whole
+
+
+@pytest.mark.parametrize("tokenizer", [BYTES, WORDS, SMALL_BPE], ids=["bytes", "words", "bpe"])
+@pytest.mark.parametrize("unit", ["end\t", "end\n", "in\u3000", "日本語、", "it's,we're!", "12ab", "a\x1c!\n"])
+def test_a_text_without_single_blanks_has_places_to_cut(tokenizer, unit):
+    text = unit * 300
+    for end in range(len(text) - 2 * len(unit), len(text)):
+        cut = tokenizer.safe_cut(text[:end])
+        assert np.concatenate([tokenizer.encode(text[:cut]), tokenizer.encode(text[cut:])]).tolist() == whole_ids(
+            tokenizer, text
+        )
+        assert cut > end - 20 or (tokenizer is WORDS and not any(character.isspace() for character in unit))
+
+
+def whole_ids(tokenizer, text):
+    """By the package alone where there is one, without a cut of ours."""
+    return (
+        tokenizer._tokenizer.encode(text, add_special_tokens=False).ids
+        if tokenizer is SMALL_BPE
+        else tokenizer.encode(text).tolist()
+    )
+
+
+@pytest.mark.parametrize("tokenizer", [WORDS, SMALL_BPE], ids=["words", "bpe"])
+@given(before=TRICKY, after=TRICKY)
+def test_a_cut_is_safe_whatever_follows(tokenizer, before, after):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memformer_torch.data.bpe.NEAR", 1)  # texts so short would else be cut at single blanks alone
+        cut = tokenizer.safe_cut(before)
+    parts = [tokenizer.encode(before[:cut]), tokenizer.encode(before[cut:] + after)]
+    assert np.concatenate(parts).tolist() == whole_ids(tokenizer, before + after)
 
 
 def test_a_long_text_is_shared_out_without_changing_it():

@@ -9,6 +9,10 @@ import numpy as np
 
 from memformer_torch.data.tokenizer import Tokenizer
 
+NEAR = 256
+"""Characters from a text's end in which a single blank is the place to cut, even if another one comes later: what pieces a
+large text is cut into decides which of them merges are learned from."""
+
 
 class BPE(Tokenizer):
     kind = "bpe"
@@ -32,7 +36,7 @@ class BPE(Tokenizer):
             raise ValueError(f"vocab_size is {vocab_size}, but BPE starts from the 256 bytes: give at least 256")
         package = _package()
         tokenizer = package.Tokenizer(package.models.BPE())
-        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.pre_tokenizer = _pre_tokenizer()
         alphabet = [character for _, character in _byte_characters()]
         trainer = package.trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False)
         tokenizer.train_from_iterator(texts, trainer)
@@ -59,9 +63,15 @@ class BPE(Tokenizer):
     @staticmethod
     def safe_cut(text: str) -> int:
         # a single blank between two words begins the second one, so that no merge ever crosses the place before it
-        for match in re.finditer(r"\S (?=\S)", text[:-4096:-1]):
+        if match := re.search(r"\S (?=\S)", text[:-NEAR:-1]):
             return len(text) - match.end()
-        return 0
+        # any other blank ends a word too (U+001C to U+001F are blanks to Python, but not to the package)
+        match = re.search(r"[^\S\x1c-\x1f](?=\S)", text[::-1])
+        start = len(text) - match.end() if match else 0
+        # behind it the package says where words end; the last two characters may still become one, as in 're
+        words = _pre_tokenizer().pre_tokenize_str(text[start:])
+        ends = [start + end for _, (_, end) in words if start + end <= len(text) - 2]
+        return max((end for end in ends if not text[end - 1].isspace()), default=start)
 
     def token_bytes(self, token: int, previous: int | None) -> bytes:
         return self._bytes[token]
@@ -76,6 +86,11 @@ def _package() -> Any:
     except ImportError as error:
         raise ImportError("BPE needs the package tokenizers: pip install tokenizers, or choose bytes or words") from error
     return tokenizers
+
+
+def _pre_tokenizer() -> Any:
+    """What cuts a text into the words that merges never cross."""
+    return _package().pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
 def _byte_characters() -> Iterator[tuple[int, str]]:

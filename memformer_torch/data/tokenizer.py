@@ -3,6 +3,7 @@
 import codecs
 import hashlib
 import json
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from functools import cached_property
@@ -35,7 +36,7 @@ class Tokenizer(ABC):
 
     @staticmethod
     def safe_cut(text: str) -> int:
-        """The last place where a text may be cut so that its parts encode as the whole does; 0 where there is none."""
+        """A late place where a text may be cut, so that the parts encode as the whole whatever follows; 0 if there is none."""
         return len(text)
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -135,7 +136,8 @@ class Words(Tokenizer):
 
     @staticmethod
     def safe_cut(text: str) -> int:
-        return max(text.rfind("\n"), text.rfind(" ")) + 1
+        blank = re.search(r"\s", text[::-1])  # all that `split` splits at: tabs too, and the blanks of other scripts
+        return len(text) - blank.start() if blank else 0
 
     def token_bytes(self, token: int, previous: int | None) -> bytes:
         if token == self._end:
