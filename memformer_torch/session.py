@@ -31,7 +31,7 @@ class Session:
         """The model is put in evaluation mode; `tokenizer` is needed for text, ids go without."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, but must be at least 1")
-        if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size != model.config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, but the model {model.config.vocab_size}: "
                 "use the tokenizer the model was trained with"

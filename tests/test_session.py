@@ -318,11 +318,11 @@ def test_damaged_file(kind, tmp_path):
 
 
 def test_another_model_or_tokenizer_is_refused(tmp_path):
-    model = tiny_memformer(vocab_size=300)
+    model = tiny_memformer(vocab_size=256)
     session = Session(model, TOKENIZERS["bytes"])
     session.save(tmp_path / "saved")
     with pytest.raises(ValueError, match="another model"):
-        Session.load(tmp_path / "saved", tiny_memformer(vocab_size=300))
+        Session.load(tmp_path / "saved", tiny_memformer(vocab_size=256))
     with pytest.raises(ValueError, match="another tokenizer"):
         Session.load(tmp_path / "saved", model, TOKENIZERS["words"])
     with torch.no_grad():
@@ -361,8 +361,12 @@ def test_text_needs_a_tokenizer():
     for call in (lambda: session.feed("a"), lambda: session.generate(3, text=True), lambda: session.generate(3, stop="a")):
         with pytest.raises(ValueError, match="no tokenizer"):
             call()
-    with pytest.raises(ValueError, match="256 ids, but the model 11"):
-        Session(tiny_memformer(), Bytes())
+
+
+@pytest.mark.parametrize("vocab_size", [11, 255, 257, 260])
+def test_the_tokenizer_must_have_the_ids_of_the_model(vocab_size):
+    with pytest.raises(ValueError, match=f"256 ids, but the model {vocab_size}: use the tokenizer"):
+        Session(tiny_memformer(vocab_size=vocab_size), Bytes())
 
 
 def test_ids_may_come_as_lists_arrays_and_tensors():
