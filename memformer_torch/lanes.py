@@ -167,10 +167,10 @@ class Lanes:
         return other
 
     def _begin(self) -> None:
+        if self.model.training:
+            self.model.eval()  # a session has no dropout, even if training went on inside a segment
         if self._cache is not None:
             return
-        if self.model.training:
-            self.model.eval()  # a session has no dropout
         self._cache = self.model.begin(self.window.source, self.state)
         self._cached = [0] * len(self)
         width = self.model.config.d_model

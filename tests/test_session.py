@@ -387,6 +387,18 @@ def test_dropout_is_off_and_training_goes_on():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
+@every_model
+def test_dropout_is_off_inside_a_segment_too(name):
+    model = build(name, dropout=0.5)
+    whole, session = Session(model), Session(model)
+    expected = whole.feed([1, 2, 3, 4])
+    found = session.feed([1, 2])
+    model.train()
+    assert found + session.feed([3, 4]) == pytest.approx(expected, abs=1e-8)
+    model.train()
+    assert list(session.generate(9, temperature=0)) == list(whole.generate(9, temperature=0))
+
+
 def test_every_model_of_the_table_is_here():
     from memformer_torch.models import MODELS
 
