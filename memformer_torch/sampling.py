@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+SMALLEST_TEMPERATURE, SMALLEST_PENALTY = 1e-300, 1e-30
+"""Smaller ones (and penalties above the inverse) do what these do: they would overflow to NaN."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
@@ -45,7 +48,8 @@ class Sampling:
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """(B, V), with 0 for what is left out; what remains need not add up to 1."""
-        shares = (logits.double() / self.temperature).softmax(-1)
+        below = logits.double() - logits.amax(-1, keepdim=True)  # at most 0: overflow is then -inf, which softmax takes
+        shares = (below / max(self.temperature, SMALLEST_TEMPERATURE)).softmax(-1)
         kept = torch.ones_like(shares, dtype=torch.bool)
         if self.top_k is not None or self.top_p is not None:
             order = shares.argsort(dim=-1, descending=True, stable=True)
@@ -63,5 +67,6 @@ class Sampling:
     def _penalize(self, logits: Tensor, recent: Tensor) -> Tensor:
         seen = torch.zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
         seen.scatter_(1, torch.where(recent < 0, logits.shape[1], recent), True)
-        penalized = torch.where(logits > 0, logits / self.repetition_penalty, logits * self.repetition_penalty)
+        penalty = min(max(self.repetition_penalty, SMALLEST_PENALTY), 1 / SMALLEST_PENALTY)
+        penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
         return torch.where(seen[:, :-1], penalized, logits)

@@ -32,6 +32,15 @@ def test_temperature_sharpens():
     assert Sampling(temperature=0).choose(LOGITS, NONE, torch.rand(2)).tolist() == [0, 2]
 
 
+@pytest.mark.parametrize("temperature", [1e-3, 1e-30, 1e-300, 1e-308, 1e-320, 5e-324])
+@pytest.mark.parametrize("options", [{}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.5}])
+def test_a_tiny_temperature_takes_the_likeliest(temperature, options):
+    sampling = Sampling(temperature=temperature, **options)
+    for logits in (LOGITS, LOGITS + 40, LOGITS.bfloat16()):
+        assert sampling.choose(logits, NONE, torch.tensor([0.0, 0.999])).tolist() == [0, 2]
+        assert sampling.probabilities(logits).isfinite().all()
+
+
 def test_chosen_as_often_as_likely():
     uniform = torch.linspace(0, 1, 100_001, dtype=torch.float64)[:-1]
     chosen = Sampling(top_k=3).choose(LOGITS[:1].expand(len(uniform), -1), NONE[:1].expand(len(uniform), -1), uniform)
@@ -51,6 +60,17 @@ def test_repetition_penalty():
     penalized = Sampling(repetition_penalty=2.0)._penalize(logits, torch.tensor([[0, 2, -1, -2, 0]]))
     assert penalized.tolist() == [[1.0, 1.5, -2.0, -1.5]]
     assert Sampling(temperature=0, repetition_penalty=2.0).choose(logits, torch.tensor([[0]]), torch.zeros(1)).tolist() == [1]
+
+
+@pytest.mark.parametrize("penalty", [5e-324, 1e-320, 1e-38, 1e-3, 1e3, 1e38, 1e300, float("inf")])
+@pytest.mark.parametrize("temperature", [0, 1e-320, 1])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_penalties_of_any_size_keep_the_order(penalty, temperature, dtype):
+    logits = torch.tensor([[-300.0, 0.0, 200.0, 300.0, -200.0]], dtype=dtype)
+    sampling, recent = Sampling(repetition_penalty=penalty, temperature=temperature), torch.arange(5)[None]
+    assert sampling._penalize(logits, recent)[0].argsort().tolist() == [0, 4, 1, 2, 3]
+    assert sampling.probabilities(sampling._penalize(logits, recent)).isfinite().all()
+    assert sampling.choose(logits, recent, torch.tensor([0.999])).tolist() == [3]
 
 
 @pytest.mark.parametrize(
