@@ -46,7 +46,8 @@ def unpack(content: bytes, model: str, tokenizer: Tokenizer | None, name: str) -
         facts = json.loads(content[8 : 8 + size]).get("__metadata__", {})
     except (SafetensorError, ValueError) as error:
         raise ValueError(f"{name} is not a session, or was cut off: {error}") from error
-    if facts.get("kind") != KIND or facts.get("content") != _digest(tensors):
+    known = facts.keys() == {"kind", "model", "tokenizer", "content"}
+    if not known or facts["kind"] != KIND or facts["content"] != _digest(tensors):
         raise ValueError(f"{name} is not a session as it was saved: it was edited, or is another kind of file")
     if facts["model"] != model:
         raise ValueError(f"{name} was saved by a session of another model or other weights: load those it was made with")

@@ -317,6 +317,16 @@ def test_damaged_file(kind, tmp_path):
         Session.load(tmp_path / "saved", model)
 
 
+def test_a_header_with_any_one_bit_flipped():
+    model, tokenizer = tiny_memformer(vocab_size=256), Bytes()
+    content = Session(model, tokenizer).to_bytes("of the model")
+    for bit in range(8 * (8 + struct.unpack("<Q", content[:8])[0])):
+        flipped = bytearray(content)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(ValueError, match=r"saved.*(not a session|cut off|another model|another tokenizer)"):
+            Session.from_bytes(bytes(flipped), "of the model", "saved", model, tokenizer)
+
+
 def test_another_model_or_tokenizer_is_refused(tmp_path):
     model = tiny_memformer(vocab_size=256)
     session = Session(model, TOKENIZERS["bytes"])
