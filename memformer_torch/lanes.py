@@ -55,6 +55,16 @@ class Lanes:
         self._cached = [0] * len(self)
         """How many inputs of its segment each lane has in the cache."""
 
+    def mark(self) -> tuple[Any, Window, list[int], list[int]]:
+        """Where the lanes stand, for `go_back`."""
+        state = self.state if len(self) == 1 else _copy(self.state)  # of several, one may change alone, in place
+        return state, _copy(self.window), self.count, self.position
+
+    def go_back(self, mark: tuple[Any, Window, list[int], list[int]]) -> None:
+        """Stand where the lanes stood; once a mark."""
+        self.state, self.window, self.count, self.position = mark
+        self.forget_cache()
+
     def check(self, ids: Sequence[Tensor]) -> None:
         """Raise a ValueError for ids that cannot be read, before anything has changed."""
         size = self.model.config.vocab_size
@@ -230,3 +240,7 @@ class Lanes:
         begun = self.model.begin(self.window.source[index], take_rows(self.state, index))
         self._cache = self._cache._replace(rows=put_rows(self._cache.rows, index, begun.rows))
         self._cached = [0 if lane in full else has for lane, has in enumerate(self._cached)]
+
+
+def _copy(members: Any) -> Any:
+    return type(members)(*(member.clone() for member in members))

@@ -11,6 +11,7 @@ go on together, each as if alone: whatever is one value for one document is then
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,8 @@ class Session:
 
         Pieces of any size give what the whole gives: a text's last word is read again if the next piece goes on with it, and
         the log-probabilities add up. Only a word longer than `LONGEST_TAIL` is read as far as it has come, so that memory stays
-        bounded: what follows then begins another. Ids are a sequence, an array or a tensor.
+        bounded: what follows then begins another. Ids are a sequence, an array or a tensor. If Ctrl-C stops it,
+        all has been read, or nothing.
         """
         return self._one(self._feed(self._rows(given)))
 
@@ -200,25 +202,39 @@ class Session:
     def _feed(self, rows: Sequence[Any]) -> list[float]:
         if not isinstance(rows[0], str):
             self._lanes.check(rows)
-            self._end_words()
-            return self._lanes.read(rows)
+            with self._whole_or_not():
+                self._end_words()
+                return self._lanes.read(rows)
         texts = [tail + row for tail, row in zip(self._tails, rows, strict=True)]
         cuts = [self.tokenizer.safe_cut(text) for text in texts]  # type: ignore[union-attr]  # _rows has asked
         cuts = [len(t) if len(t[cut:].encode()) > LONGEST_TAIL else cut for t, cut in zip(texts, cuts, strict=True)]
         whole = [self._encode(text[:cut]) for text, cut in zip(texts, cuts, strict=True)]
         ends = [self._encode(text[cut:]) for text, cut in zip(texts, cuts, strict=True)]
         self._lanes.check([torch.cat(both) for both in zip(whole, ends, strict=True)])
-        scores, before = self._lanes.read(whole), self._tail_scores
-        self._tails = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
-        copy = self._lanes.take(range(self.batch_size)) if any(self._tails) else None
-        self._tail_scores = copy.read(ends) if copy else [0.0] * self.batch_size
+        with self._whole_or_not():
+            scores, before = self._lanes.read(whole), self._tail_scores
+            self._tails = [text[cut:] for text, cut in zip(texts, cuts, strict=True)]
+            copy = self._lanes.take(range(self.batch_size)) if any(self._tails) else None
+            self._tail_scores = copy.read(ends) if copy else [0.0] * self.batch_size
         return [a + b - c for a, b, c in zip(scores, self._tail_scores, before, strict=True)]
 
     def _end_words(self) -> None:
         """What comes next does not go on with the last word: read it."""
         if any(self._tails):
-            self._lanes.read([self._encode(tail) for tail in self._tails])
-            self._tails, self._tail_scores = [""] * self.batch_size, [0.0] * self.batch_size
+            with self._whole_or_not():
+                self._lanes.read([self._encode(tail) for tail in self._tails])
+                self._tails, self._tail_scores = [""] * self.batch_size, [0.0] * self.batch_size
+
+    @contextmanager
+    def _whole_or_not(self) -> Iterator[None]:
+        """What is read inside is read whole; if it is stopped, even by Ctrl-C, the session stands where it stood."""
+        mark, tails, tail_scores = self._lanes.mark(), self._tails, self._tail_scores
+        try:
+            yield
+        except BaseException:
+            self._lanes.go_back(mark)
+            self._tails, self._tail_scores = tails, tail_scores
+            raise
 
     def _generate(
         self, max_tokens: int | None, sampling: Sampling, stop_ids: set[int], stop_texts: list[str], seed: int

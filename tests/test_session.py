@@ -1,7 +1,9 @@
 """Sessions: pieces equal the whole, cached generation equals full passes, documents never mix, nothing grows."""
 
+import itertools
 import json
 import struct
+import sys
 
 import numpy as np
 import pytest
@@ -339,6 +341,65 @@ def test_another_model_or_tokenizer_is_refused(tmp_path):
         model.norm_decoder.bias[0] += 1e-3
     with pytest.raises(ValueError, match="another model"):
         Session.load(tmp_path / "saved", model, TOKENIZERS["bytes"])
+
+
+class StoppedAt:
+    """Ctrl-C before the n-th line that is run of a session and its lanes."""
+
+    def __init__(self, number):
+        self.left, self.old = number, sys.gettrace()
+
+    def __enter__(self):
+        sys.settrace(self.trace)
+
+    def __exit__(self, *_):
+        sys.settrace(self.old)
+
+    def trace(self, frame, event, _):
+        if not frame.f_code.co_filename.endswith(("memformer_torch/session.py", "memformer_torch/lanes.py")):
+            return None
+        if event == "line":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.trace
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("memformer", "t sat on th"), ("lstm", [1, 2, 3, 1, 2, 3, 1]), ("decoder", "t sat"), ("lstm", None)]
+)
+def test_stopped_at_any_moment_state_and_last_word_agree(name, given):
+    tokenizer = TOKENIZERS["words"]
+    model = build(name, vocab_size=tokenizer.vocab_size)
+    first = Session(model, tokenizer, batch_size=2)
+    first.feed(["the cat sat on ca", "the ca"])
+
+    def go_on(session):
+        if given is None:
+            session.generate(0)
+        else:
+            session.feed([given] * 2)
+
+    after = first.fork()
+    go_on(after)
+    expected = [(each.position, each._tails, each.score(["t the "] * 2)) for each in (first, after)]
+    seen, finished = set(), False
+    for number in itertools.count(1):
+        session = first.fork()
+        try:
+            with StoppedAt(number):
+                go_on(session)
+                finished = True
+        except KeyboardInterrupt:
+            pass
+        found = session.position, session._tails, session.score(["t the "] * 2)
+        which = 1 if found[:2] == expected[1][:2] else 0
+        assert found[:2] == expected[which][:2]
+        assert found[2] == pytest.approx(expected[which][2], abs=1e-8)
+        seen.add(which)
+        if finished:
+            break
+    assert seen == {0, 1}
 
 
 BAD_INPUT = {
