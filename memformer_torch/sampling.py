@@ -66,7 +66,7 @@ class Sampling:
 
     def _penalize(self, logits: Tensor, recent: Tensor) -> Tensor:
         seen = torch.zeros(len(logits), logits.shape[1] + 1, dtype=torch.bool, device=logits.device)
-        seen.scatter_(1, torch.where(recent < 0, logits.shape[1], recent), True)
+        seen.scatter_(1, torch.where(recent < 0, logits.shape[1], recent).clamp(max=logits.shape[1]), True)
         penalty = min(max(self.repetition_penalty, SMALLEST_PENALTY), 1 / SMALLEST_PENALTY)
         penalized = torch.where(logits > 0, logits / penalty, logits * penalty)
         return torch.where(seen[:, :-1], penalized, logits)

@@ -32,7 +32,7 @@ class Session:
         """The model is put in evaluation mode; `tokenizer` is needed for text, ids go without."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}, but must be at least 1")
-        if tokenizer is not None and tokenizer.vocab_size != model.config.vocab_size:
+        if tokenizer is not None and tokenizer.vocab_size > model.config.vocab_size:
             raise ValueError(
                 f"the tokenizer has {tokenizer.vocab_size} ids, but the model {model.config.vocab_size}: "
                 "use the tokenizer the model was trained with"
@@ -245,11 +245,16 @@ class Session:
         needs_recent = sampling.repetition_penalty != 1
         writers: list[TextWriter] = []
         if self.tokenizer is not None:
-            writers = [TextWriter(self.tokenizer, [t for t in row if t >= 0], stop_texts) for row in lanes.recent().tolist()]
+            known = range(self.tokenizer.vocab_size)
+            writers = [
+                TextWriter(self.tokenizer, [t for t in row if t in known], stop_texts) for row in lanes.recent().tolist()
+            ]
         number = 0
         while any(active) and (max_tokens is None or number < max_tokens):
             lanes.check_room([int(does) for does in active])
             logits = lanes.next_logits()
+            if self.tokenizer is not None:  # a model's vocabulary may be padded beyond its tokenizer's
+                logits = logits[:, : self.tokenizer.vocab_size]
             uniform = torch.zeros(self.batch_size, dtype=torch.float64)
             if sampling.temperature > 0:
                 uniform = torch.tensor([torch.rand((), generator=g, dtype=torch.float64) for g in generators])
