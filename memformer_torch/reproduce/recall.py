@@ -61,9 +61,9 @@ NOTE = (
     f"{MOST_DISTRACTORS} segments of noise, on documents that grow as they are learned. Chance is 1/16; to know "
     "the values but not whose they are gives 1 over the number of pairs. What comes after encoder+memory was trained as that "
     "before, for as many updates besides. Read without forgetting: the weights of encoder+memory as they are, but no "
-    "forgetting vector is added at a write. With bias_length 0.001 these vectors begin a tenth as long, and get a tenth of "
-    "their share of the rate."
+    "forgetting vector is added at a write."
 )
+SHORTER_NOTE = "With bias_length 0.001 forgetting vectors begin a tenth as long, and get a tenth of their share of the rate."
 
 
 VARIANTS = [
@@ -139,6 +139,7 @@ def report(table: Table, results: Results) -> Report:
         grids=[Grid(title=title, columns=columns, lines=lines)],
         notes=[
             NOTE,
+            *([SHORTER_NOTE] if found["shorter-vectors"] else []),
             f"The hardest documents that training came to, by seed, in pairs and segments of noise after each four: {reached}.",
             f"Machine time, one core a run: {as_time(sum(run['seconds'] for run in runs))}.",
         ],

@@ -96,10 +96,12 @@ class Table:
     def seeds(self, variant: Variant, results: Results, seeds: Sequence[int]) -> list[Row]:
         """A variant's rows, if its family is tuned."""
         train = {**self.budget.train, **variant.train}
-        for other in self.base.variants if self.base else ():
-            if (other.model, {**self.budget.train, **other.train}) == (variant.model, train):
-                assert self.base is not None
-                return self.base.seeds(other, results, seeds)
+        base = self.base
+        while base is not None:
+            for other in base.variants:
+                if (other.model, {**base.budget.train, **other.train}) == (variant.model, train):
+                    return base.seeds(other, results, seeds)
+            base = base.base
         rate = self.rate(variant.family, results)
         if rate is None:
             return []
