@@ -62,9 +62,6 @@ COMMANDS: Any = {
     },
 }
 
-SWITCHES = ("--json", "--draw", "--quick", "--install", "--list", "--render", "--check")
-"""Options that people write without a value."""
-
 
 class Formatter(DefaultHelpFormatter):
     """Leaves paragraphs apart."""
@@ -84,6 +81,8 @@ class Parser(ArgumentParser):
     def add_argument(self, *names: Any, **options: Any) -> Any:
         if names == ("files",):  # as many as are given, where jsonargparse would want them as one list in JSON
             options = {"help": options["help"], "type": Path, "nargs": "+"}
+        if options.get("type") is bool and "." not in names[0]:  # a command's own; fields of configs take true or false
+            options = {"help": options["help"], "action": "store_true"}
         return super().add_argument(*names, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
@@ -98,8 +97,6 @@ class Parser(ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command; an error that a user can mend is one line and exit code 2."""
-    arguments = sys.argv[1:] if arguments is None else arguments
-    arguments = [f"{argument}=true" if argument in SWITCHES else argument for argument in arguments]
     set_parsing_settings(docstring_parse_attribute_docstrings=True)  # what stands under a config's fields is their help
     try:
         auto_cli(COMMANDS, args=arguments, allow_abbrev=False, parser_class=Parser, prog="memformer")

@@ -403,7 +403,9 @@ def test_help_teaches_every_option(command, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     what, _, options = inspect.cleandoc(command.__doc__).partition("\n\nArgs:")
     assert " ".join(what.split()) in printed
-    for name in inspect.signature(command).parameters:
+    for name, parameter in inspect.signature(command).parameters.items():
+        if parameter.annotation is bool:
+            assert f"[--{name}]" in printed  # a switch, without a value
         text = " ".join(options.split(f"\n    {name}: ")[1].split("\n")[0].split())
         assert text in printed, name
 
