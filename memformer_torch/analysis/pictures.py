@@ -62,6 +62,8 @@ def accuracy_panels(
         axes.set_ylim(0, 1.05)
     for axes in places.flat[len(panels) :]:
         axes.remove()
+    for axes in places.flat[len(panels) - columns : len(panels)]:
+        axes.tick_params(labelbottom=True)  # the lowest of its column, be it in the last row or not
     figure.supxlabel(distance, fontsize="medium")
     figure.supylabel("accuracy", fontsize="medium")
     figure.legend(*places[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=7, fontsize="small")
