@@ -157,8 +157,6 @@ class _Rollout(NamedTuple):
         """Check first what can be known, so that such an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
-        if len(sizes := {len(segment.source) for segment in segments}) > 1:
-            raise ValueError(f"segments have batches of {' and '.join(map(str, sorted(sizes)))}: a rollout has one batch size")
         if memories and memories[0] is not state:
             raise ValueError("memories[0] must be the state itself: pass state=memories[0], or an empty list")
         known = memories or [state]
@@ -169,6 +167,8 @@ class _Rollout(NamedTuple):
         if hasattr(model, "check"):
             for index, segment in enumerate(segments):
                 model.check(segment, known[index] if index < len(known) else None)
+        if len(sizes := {len(segment.source) for segment in segments}) > 1:
+            raise ValueError(f"segments have batches of {' and '.join(map(str, sorted(sizes)))}: a rollout has one batch size")
         mean = ranks.mean if ranks else lambda scalar: scalar
         num_tokens = mean(torch.stack([count_tokens(segment.target) for segment in segments]).sum())
         if num_tokens == 0:
