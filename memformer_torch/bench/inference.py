@@ -83,7 +83,7 @@ def inference(
     record["slot"] = _cost_of_a_slot(models[RIVAL].config)
     console.print(_summary(record, batch_sizes[0]))
     command = f"memformer bench inference --batch_sizes {batch_sizes} --d_model {d_model} --repeats {repeats} --device {device}"
-    facts = {"command": command + (" --quick true" if quick else ""), "seed": 0, "runs": repeats}
+    facts = {"command": command + (" --quick" if quick else ""), "seed": 0, "runs": repeats}
     configs = {label: asdict(model.config) for label, model in models.items()}
     write_json(out, facts | record | {"configs": configs, "paper": {n: row[2] for n, row in chosen.items()}} | environment())
     ratios = {label: _ratios(record["segments"][batch_sizes[0]], label) for label in models}
