@@ -134,8 +134,12 @@ class Scores:
             notes.append(
                 f"The learning rate of each family is that of {grid} with the lowest validation loss after {how}: {chosen}."
             )
-        if shares := next((variant.train["shares"] for variant in self.table.variants if "shares" in variant.train), None):
-            parts = ", ".join(f"{name.rstrip('.')} {share:g}" for name, share in shares.items())
+        of_all = budget.train.get("shares", {})
+        if of_all:
+            notes.append(f"Of that rate parts get, in all models alike: {_as_parts(of_all)} times it (docs/notes.md).")
+        own = [variant.train["shares"] for variant in self.table.variants if "shares" in variant.train]
+        if own:
+            parts = _as_parts({name: share for name, share in own[0].items() if name not in of_all})
             notes.append(
                 f"Memformer's memory gets only a share of that rate: {parts}. The baselines have no such parts; "
                 "the shares were found in short runs, by validation loss (docs/notes.md)."
@@ -190,6 +194,10 @@ def as_spread(scores: Sequence[float]) -> str:
     if len(scores) == 1:
         return as_perplexity(scores[0])
     return f"{as_perplexity(median(scores))} ({as_perplexity(min(scores))} to {as_perplexity(max(scores))})"
+
+
+def _as_parts(shares: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.rstrip('.')} {share:g}" for name, share in shares.items())
 
 
 def _as_rate(rate: float | None, rates: Sequence[float]) -> str:
