@@ -12,6 +12,7 @@ from memformer_torch.models import MODELS, PRESETS
 from memformer_torch.reproduce import appendix, table1, table2
 from memformer_torch.reproduce.orders import FAILS, HOLDS, MISSING, NOISE, ONE_SEED, Order, find_noise, judge
 from memformer_torch.reproduce.readme import BEGIN, END
+from memformer_torch.reproduce.report import as_markdown
 from memformer_torch.reproduce.row import Results
 from memformer_torch.runs import build_model
 from tests.reproducing import fake
@@ -156,6 +157,18 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
     assert (out / "horizon.png").read_bytes().startswith(b"\x89PNG")
     main(["reproduce", "table2", "--render", "--out", str(out)])
     assert "Nothing to draw: table2 has no result" in capsys.readouterr().out
+
+
+def test_a_report_says_who_learns_at_which_rate(tmp_path):
+    """Of Table 2: what is alike for all, and what is Memformer's own."""
+    table, results = table2.table("cpu"), Results(tmp_path)
+    while rows := [row for row in table.rows(results) if results.get(row) is None]:
+        for row in rows:
+            write_json(tmp_path / row.path, fake(row, 1.7))
+            assert row.train["shares"].items() >= {"embedding.": 4.0}.items()
+    text = as_markdown(table2.table2("cpu").report(results), "", [])
+    assert "In all models alike, parts get a multiple of that rate: embedding 4 (" in text
+    assert "Memformer's memory gets only a share of that rate: writer 0.1, forgetting 0.01." in text
 
 
 def test_a_list_of_rows(out, tmp_path, capsys):

@@ -136,7 +136,7 @@ class Scores:
             )
         of_all = budget.train.get("shares", {})
         if of_all:
-            notes.append(f"Of that rate parts get, in all models alike: {_as_parts(of_all)} times it (docs/notes.md).")
+            notes.append(f"In all models alike, parts get a multiple of that rate: {_as_parts(of_all)} (docs/notes.md).")
         own = [variant.train["shares"] for variant in self.table.variants if "shares" in variant.train]
         if own:
             parts = _as_parts({name: share for name, share in own[0].items() if name not in of_all})
