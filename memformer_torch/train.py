@@ -55,8 +55,8 @@ class TrainConfig:
     learning_rate: float = 1e-3
     """Largest rate, reached after the warm-up."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """What share of the rate, or multiple of it, parameters get whose names begin so, as {"writer.": 0.1}; all others get it as it
-    is."""
+    """What share of the rate, or multiple of it, parameters get whose names begin so, as {"writer.": 0.1}; all others get it
+    as it is."""
     warm_up: int = 100
     """Updates over which the rate rises linearly from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
