@@ -107,7 +107,8 @@ SCALES = {"cpu": CPU, "paper": PAPER}
 
 CPU_NOTE = (
     "The embedding's own rate, for all models alike, was taken after Memformer had lost by 4 to 10 % with one rate for all "
-    "parameters (1,200 updates: 160.6 against 154.3 and 146.0 of Transformer-XL's smallest and largest memory); docs/notes.md says why."
+    "parameters (1,200 updates: 160.6 against 154.3 and 146.0 of Transformer-XL's smallest and largest memory); "
+    "docs/notes.md says why."
 )
 
 BASE, NO_MEMORY = "memformer", "without-memory"
