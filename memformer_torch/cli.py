@@ -81,7 +81,7 @@ class Parser(ArgumentParser):
     def add_argument(self, *names: Any, **options: Any) -> Any:
         if names == ("files",):  # as many as are given, where jsonargparse would want them as one list in JSON
             options = {"help": options["help"], "type": Path, "nargs": "+"}
-        if options.get("type") is bool and "." not in names[0]:  # a command's own; fields of configs take true or false
+        if options.get("type") is bool and options["default"] is False and "." not in names[0]:  # not fields of configs
             options = {"help": options["help"], "action": "store_true"}
         return super().add_argument(*names, **options)
 

@@ -110,6 +110,8 @@ def test_appendix_c_takes_what_is_elsewhere(tmp_path, scale):
         assert horizons == dict.fromkeys((1, 2, 4, 16, 32), "horizon") | {8: "table1"}
     seen = {row.train["batch_size"] * row.train["horizon"] * row.train.get("accumulate", 1) for row in rows_of(horizon)}
     assert len(seen) == 1  # segments an update
+    orders = appendix.horizon(scale).report(results).grids[1].lines
+    assert len(orders) == 9  # each against that before, and against 1
 
 
 @pytest.fixture

@@ -60,7 +60,7 @@ CPU = Sizes(  # an eighth of the paper's width, segment and memories, a quarter 
             "batch_size": 32,
             "horizon": 8,
             "warm_up": 100,
-            "shares": {"embedding.": 4.0},  # words learn slowest: at a rate that suits the layers they cost 0.2 nats and more
+            "shares": {"embedding.": 4.0},  # what suits the layers is too slow for words (docs/notes.md)
             "method": "bptt",  # the gradients are MRBP's; at this size memory is no concern, and it takes less time
             "evaluate_every": 200,
             "evaluate_tokens": 50_000,
@@ -106,9 +106,8 @@ PAPER = Sizes(  # section 4.3 and appendix B
 SCALES = {"cpu": CPU, "paper": PAPER}
 
 CPU_NOTE = (
-    "The embedding's own rate, for all models alike, was taken after Memformer had lost by 4 to 10 % with one rate for all "
-    "parameters (1,200 updates: 160.6 against 154.3 and 146.0 of Transformer-XL's smallest and largest memory); "
-    "docs/notes.md says why."
+    "The embedding's own rate, for all models alike, was taken after Memformer had lost by more with one rate for all "
+    "parameters: docs/notes.md says by how much, and why."
 )
 
 BASE, NO_MEMORY = "memformer", "without-memory"
