@@ -1,15 +1,16 @@
 """Appendix C: perplexity against the time horizon and the number of slots, of the smaller Memformer of Table 1."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from math import log
 
 from memformer_torch.reproduce import table1
 from memformer_torch.reproduce.orders import Order
 from memformer_torch.reproduce.report import Experiment, Report
 from memformer_torch.reproduce.row import Results
-from memformer_torch.reproduce.scores import Scores
+from memformer_torch.reproduce.scores import Scores, median_perplexity
 from memformer_torch.reproduce.table import SEEDS, Table, Variant, with_shares
 
 SIZES = {
@@ -27,18 +28,21 @@ SIZES = {
 }
 HORIZONS = (1, 2, 4, 8, 16, 32)
 SLOTS = (1, 2, 4, 8, 16, 32, 64)
+NO_MEMORY = "without-memory"
+"""Beside the numbers of slots, to tell what the first of them is worth."""
 
 
 def slots_table(scale: str) -> Table:
     sizes = SIZES[scale]
-    models = {number: {**table1.memformer(sizes, sizes.ablated), "num_slots": number} for number in SLOTS}
+    labels = {0: "no memory (not in the paper's figure)", 1: "1 slot"}
+    models = {number: {**table1.memformer(sizes, sizes.ablated), "num_slots": number} for number in (0, *SLOTS)}
     variants = [
         Variant(
-            label=f"{number} slot{'s' if number > 1 else ''}",
-            slug=f"slots-{number}",
+            label=labels.get(number, f"{number} slots"),
+            slug=f"slots-{number}" if number else NO_MEMORY,
             model=model,
             train=with_shares(sizes.shares, model),
-            seeds=_seeds(sizes, number in (1, sizes.slots[64])),
+            seeds=SEEDS if number else sizes.seeds,  # gaps between numbers of slots are small
         )
         for number, model in models.items()
     ]
@@ -64,16 +68,11 @@ def horizon_table(scale: str) -> Table:
             model=model,
             here=f"{horizon * model['segment_length']} tokens",
             train={**with_shares(sizes.shares, model), **cut.get(horizon, {})},
-            seeds=_seeds(sizes, horizon == usual),
+            seeds=SEEDS if horizon == usual else sizes.seeds,
         )
         for horizon in HORIZONS
     ]
     return _table("horizon", scale, variants, table1.table(scale))
-
-
-def _seeds(sizes: table1.Sizes, is_usual: bool) -> int:
-    """So many of the usual setting, and of one slot, that there is a spread to compare gaps with."""
-    return SEEDS if is_usual else sizes.seeds
 
 
 def _table(experiment: str, scale: str, variants: list[Variant], base: Table) -> Table:
@@ -85,7 +84,7 @@ def _table(experiment: str, scale: str, variants: list[Variant], base: Table) ->
 
 
 def report(title: str, label: str, table: Table, results: Results) -> Report:
-    names = [variant.slug for variant in table.variants]  # from the smallest number on
+    names = [variant.slug for variant in table.variants if variant.slug != NO_MEMORY]  # from the smallest number on
     places = {slug: int(slug.rpartition("-")[2]) for slug in names}
     worst = [Order(slug, names[0]) for slug in names[2:]]
     scores = Scores.of(table, results, names[-1], [*[Order(more, less) for less, more in pairwise(names)], *worst])
@@ -103,9 +102,23 @@ def report(title: str, label: str, table: Table, results: Results) -> Report:
         grids=[scores.grid(title), scores.orders_grid()],
         notes=[*notes, *scores.notes(results)],
         draw=partial(scores.draw_curve, label, places),
-        brief=scores.brief(title, names),
-        summary=scores.summary(),
+        brief=scores.brief(title, [variant.slug for variant in table.variants]),
+        summary=" ".join([scores.summary(), *_worth_of_the_first(scores, names)]),
     )
+
+
+def _worth_of_the_first(scores: Scores, names: Sequence[str]) -> list[str]:
+    """What share of the nats that most slots save, over none, is saved by the first alone; here and in the paper's Table 1."""
+    runs = [scores.found.get(slug, []) for slug in (NO_MEMORY, names[0], names[-1])]
+    if not all(runs):
+        return []
+    paper = table1.table("paper")
+    papers = [paper[slug].paper["perplexity"] for slug in (table1.NO_MEMORY, "memory-1", table1.ABLATED)]
+    here, there = (log(none / one) / log(none / most) for none, one, most in (map(median_perplexity, runs), papers))
+    return [
+        f"Of the nats a token that {names[-1].rpartition('-')[2]} slots save, the first alone saves {here:.0%} "
+        f"({there:.0%} in the paper's Table 1)."
+    ]
 
 
 def _experiment(table: Callable[[str], Table], title: str, label: str, scale: str) -> Experiment:

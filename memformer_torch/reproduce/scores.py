@@ -185,6 +185,10 @@ def perplexities(runs: Sequence[Mapping[str, Any]]) -> list[float]:
     return [run["test"]["perplexity"] for run in runs]
 
 
+def median_perplexity(runs: Sequence[Mapping[str, Any]]) -> float:
+    return median(perplexities(runs))
+
+
 def as_perplexity(value: float) -> str:
     return f"{value:.3f}" if value < 10 else f"{value:.2f}"
 
