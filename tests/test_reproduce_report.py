@@ -101,12 +101,12 @@ def test_appendix_c_takes_what_is_elsewhere(tmp_path, scale):
     slots = {row.model["num_slots"]: row.experiment for row in rows_of(appendix.slots_table(scale))}
     horizon = appendix.horizon_table(scale)
     horizons = {row.train["horizon"]: row.experiment for row in rows_of(horizon)}
-    numbers = (1, 2, 4, 8, 16, 32, 64)
+    numbers = (0, 1, 2, 4, 8, 16, 32, 64)
     if scale == "cpu":  # segments are shorter than those of Table 1
         assert slots == dict.fromkeys(numbers, "slots") | {16: "horizon"}
         assert horizons == dict.fromkeys((1, 2, 4, 8, 16, 32), "horizon")
     else:
-        assert slots == dict.fromkeys(numbers, "slots") | dict.fromkeys((1, 16, 32, 64), "table1")
+        assert slots == dict.fromkeys(numbers, "slots") | dict.fromkeys((0, 1, 16, 32, 64), "table1")
         assert horizons == dict.fromkeys((1, 2, 4, 16, 32), "horizon") | {8: "table1"}
     seen = {row.train["batch_size"] * row.train["horizon"] * row.train.get("accumulate", 1) for row in rows_of(horizon)}
     assert len(seen) == 1  # segments an update
@@ -159,6 +159,23 @@ def test_a_report_says_what_holds(out, tmp_path, capsys):
     assert (out / "horizon.png").read_bytes().startswith(b"\x89PNG")
     main(["reproduce", "table2", "--render", "--out", str(out)])
     assert "Nothing to draw: table2 has no result" in capsys.readouterr().out
+
+
+def test_slots_say_what_the_first_is_worth(out):
+    """Of losses 2.0, 1.8 and 1.75 for no, one and most slots, four fifths; no memory is a line, and no order of the paper's."""
+    table, results = appendix.slots_table("cpu"), Results(out)
+    report = appendix.slots("cpu").report(results)
+    assert "the first alone" not in report.summary  # one row is not there yet
+    for row in table.rows(results):
+        if results.get(row) is None:
+            loss = {"without-memory": 2.0, "slots-1": 1.8, "slots-64": 1.75}.get(row.slug, 1.77)
+            write_json(out / row.path, fake(row, loss))
+    report = appendix.slots("cpu").report(results)
+    assert "Of the nats a token that 64 slots save, the first alone saves 80% (77% in the paper's Table 1)." in report.summary
+    assert report.brief.lines[0][0] == "no memory (not in the paper's figure)"
+    orders = report.grids[1].lines
+    assert len(orders) == 11  # each against that before, and against 1
+    assert not any("no memory" in cell for line in orders for cell in line)
 
 
 def test_a_report_says_who_learns_at_which_rate(tmp_path):

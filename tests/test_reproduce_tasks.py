@@ -14,7 +14,7 @@ from memformer_torch.checkpoint import find_checkpoint, load_tensors, load_weigh
 from memformer_torch.data.recall import Recall
 from memformer_torch.data.retention import Retention
 from memformer_torch.models import MODELS
-from memformer_torch.reproduce import recall, retention
+from memformer_torch.reproduce import capacity, recall, retention
 from memformer_torch.reproduce.plan import plan, run_folder
 from memformer_torch.reproduce.row import Results, Row
 from memformer_torch.reproduce.tasks import AnswersOnly, Level, Recipe, TaskRun, accuracy, draw, task_row
@@ -233,7 +233,7 @@ def test_the_states_compared_are_equal():
         assert sum(part.numel() for part in state if part.is_floating_point()) == 512
 
 
-@pytest.mark.parametrize("module", [retention, recall])
+@pytest.mark.parametrize("module", [retention, recall, capacity])
 def test_reports_are_drawn_from_results(tmp_path, module):
     """From whatever rows are there; a result of other settings is left out."""
     table = module.table("cpu")

@@ -32,13 +32,13 @@ def reproduce(
     list: bool = False,
     render: bool = False,
 ) -> None:
-    """Run an experiment of the paper row by row, and say what was found: retention, recall, table1, table2, horizon or slots.
+    """Run an experiment of the paper row by row, and say what was found.
 
     Rows that have a result are skipped, interrupted ones go on where they were; Ctrl-C stops after an update, with a
     checkpoint. Learning rates are tuned first, in short runs. Everything found is drawn into OUT as Markdown and PNG.
 
     Args:
-        name: Which experiment.
+        name: Which experiment: table1, table2, horizon or slots of the paper; retention, recall or capacity, which are our own.
         scale: "cpu" is small enough for two cores and some hours; "paper" has the paper's own sizes and budget.
         workers: Rows at a time, each with one thread; by default one a core, at the paper's scale one an accelerator.
         only: Run only the row of this name, with or without its experiment, or rows whose name contains this.

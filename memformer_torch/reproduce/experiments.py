@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from memformer_torch.reproduce.appendix import horizon, slots
+from memformer_torch.reproduce.capacity import capacity
 from memformer_torch.reproduce.recall import recall
 from memformer_torch.reproduce.report import Experiment
 from memformer_torch.reproduce.retention import retention
@@ -17,6 +18,7 @@ EXPERIMENTS: dict[str, Callable[[str], Experiment]] = {
     "table2": table2,
     "horizon": horizon,
     "slots": slots,
+    "capacity": capacity,
 }
 """Name -> the experiment at a scale."""
 
