@@ -157,6 +157,8 @@ class _Rollout(NamedTuple):
         """Check first what can be known, so that such an error leaves gradients and generator as they were."""
         if not segments:
             raise ValueError("segments is empty: a rollout needs at least one segment")
+        if state is None:
+            raise ValueError("state is None: start from model.initial_state(batch_size)")
         if memories and memories[0] is not state:
             raise ValueError("memories[0] must be the state itself: pass state=memories[0], or an empty list")
         known = memories or [state]

@@ -57,8 +57,7 @@ class Lanes:
 
     def mark(self) -> tuple[Any, Window, list[int], list[int]]:
         """Where the lanes stand, for `go_back`."""
-        state = self.state if len(self) == 1 else _copy(self.state)  # of several, one may change alone, in place
-        return state, _copy(self.window), self.count, self.position
+        return self.state, _copy(self.window), self.count, self.position
 
     def go_back(self, mark: tuple[Any, Window, list[int], list[int]]) -> None:
         """Stand where the lanes stood; once a mark."""
@@ -234,7 +233,7 @@ class Lanes:
             return
         index = torch.tensor(full, device=tokens.device)
         state = self.model.finish(self._cache._replace(rows=take_rows(self._cache.rows, index)))
-        self.state = put_rows(self.state, index, state)
+        self.state = put_rows(_copy(self.state), index, state)  # who was given the state before keeps it
         self.window.source[index] = tokens[index]
         self.window.inputs[index, 0] = tokens[index, -1]
         begun = self.model.begin(self.window.source[index], take_rows(self.state, index))

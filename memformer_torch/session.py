@@ -147,6 +147,8 @@ class Session:
         first, *others = sessions
         if any(other.model is not first.model for other in others):
             raise ValueError("the sessions have different models: only sessions of one model can go on together")
+        if len({session.tokenizer and session.tokenizer.fingerprint for session in sessions}) > 1:
+            raise ValueError("the sessions have different tokenizers, or some have none: only with one can they go on together")
         joined = first._like(first._lanes.join([other._lanes for other in others]))
         joined._tails = [tail for session in sessions for tail in session._tails]
         joined._tail_scores = [score for session in sessions for score in session._tail_scores]

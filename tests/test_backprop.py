@@ -350,6 +350,8 @@ def test_bad_rollouts(method):
     for message, segments in bad.items():
         with pytest.raises(ValueError, match=message):
             METHODS[method](model, segments, state)
+    with pytest.raises(ValueError, match="state is None"):
+        METHODS[method](model, [random_segment()], None)
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
 

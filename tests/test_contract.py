@@ -186,6 +186,9 @@ def test_a_reset_is_a_fresh_start(name):
             wanted = fresh if reset[row] else kept
             assert_close([logits[row] for logits in ours[0]], [logits[row] for logits in wanted[0]])
             assert_close(sample(ours[1], row), sample(wanted[1], row))
+    broken = type(state)(*(member * torch.nan if member.is_floating_point() else member for member in state))
+    kept = model(first._replace(reset=reset), broken)  # what was there is gone, not weighed with 0
+    assert all(kept.logits[row].isfinite().all() for row in range(BATCH) if reset[row])
     everything = torch.ones(BATCH, dtype=torch.bool)
     ours, fresh = model(first._replace(reset=everything), state), model(first, model.initial_state(BATCH))
     assert torch.equal(ours.logits, fresh.logits)
@@ -419,15 +422,3 @@ def test_the_suite_covers_every_model():
     from memformer_torch.models import MODELS
 
     assert {model for _, model in MODELS.values()} <= {model for _, model, _ in TABLE.values()}
-
-
-@every_model
-def test_a_folder_holds_the_model(name, tmp_path):
-    """`save_pretrained` and `from_pretrained`: config and weights, without pickle and without network."""
-    model = build(name, torch.float32)
-    model.save_pretrained(tmp_path / "model")
-    assert {path.suffix for path in (tmp_path / "model").iterdir()} <= {".json", ".safetensors", ".md"}
-    again = type(model).from_pretrained(tmp_path / "model")
-    assert again.config == model.config
-    assert again.state_dict().keys() == model.state_dict().keys()
-    assert all(map(torch.equal, again.state_dict().values(), model.state_dict().values()))

@@ -122,6 +122,28 @@ def test_64_interleaved_sessions_never_mix():
     assert found == alone
 
 
+def test_only_sessions_of_one_tokenizer_are_joined():
+    """What one of them holds back, an unfinished word, would be read in the words of another."""
+    model = wild("memformer")
+    letters, others = (Words(["<unk>", "<eos>", *words]) for words in ("ab", "qz"))
+    sessions = [Session(model, letters), Session(model, Words(["<unk>", "<eos>", "a", "b"]))]
+    assert Session.join(sessions).batch_size == 2
+    for other in (Session(model, others), Session(model)):
+        with pytest.raises(ValueError, match="different tokenizers"):
+            Session.join([*sessions, other])
+
+
+@every_model
+def test_a_state_that_was_given_out_stays(name):
+    """Also where one document of several goes on to its next segment alone."""
+    session = Session(wild(name), batch_size=2)
+    session.feed([[1] * 7, [2]])
+    given_out = session.state
+    before = [member.clone() for member in given_out]
+    session.feed([[3] * 30, [4]])
+    assert all(map(torch.equal, given_out, before))
+
+
 @every_model
 @settings(max_examples=5)
 @given(pieces=st.lists(st.integers(0, 40), max_size=12), data=st.data())

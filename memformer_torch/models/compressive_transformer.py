@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from memformer_torch.nn.compression import (
@@ -26,6 +25,7 @@ from memformer_torch.nn.compression import (
     most_attended,
 )
 from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.relative_attention import (
     begin_positions,
     begin_rows,
@@ -134,7 +134,7 @@ class CompressiveTransformerCache(NamedTuple):
     """(B, Y, L + 1, D): what the layers will remember."""
 
 
-class CompressiveTransformer(nn.Module, PyTorchModelHubMixin):
+class CompressiveTransformer(nn.Module, Pretrained):
     def __init__(self, config: CompressiveTransformerConfig) -> None:
         super().__init__()
         self.config = config

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -43,7 +43,7 @@ class LSTMState(NamedTuple):
     """(B, Y, U)."""
 
 
-class LSTM(nn.Module, PyTorchModelHubMixin):
+class LSTM(nn.Module, Pretrained):
     def __init__(self, config: LSTMConfig) -> None:
         super().__init__()
         self.config = config

@@ -8,10 +8,10 @@ the target from the encoder's output.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, NamedTuple, cast
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,6 +19,7 @@ from memformer_torch.nn.attention import CrossAttention, Rotary, SelfAttention
 from memformer_torch.nn.feed_forward import FeedForward
 from memformer_torch.nn.memory import Forgetting, MemoryWriter
 from memformer_torch.nn.past import Cache, Past, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import PAD, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -69,10 +70,10 @@ class MemformerConfig(VocabularyConfig):
         if self.num_writer_heads is not None and (self.num_writer_heads < 1 or self.d_model % self.num_writer_heads):
             raise ValueError(f"d_model is {self.d_model}, which num_writer_heads {self.num_writer_heads} does not divide")
         for name in ("temperature", "bias_length"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be above 0")
-        if not self.position_bias >= 0:
-            raise ValueError(f"position_bias is {self.position_bias}, but must be at least 0")
+            if not 0 < getattr(self, name) < inf:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be a number above 0")
+        if not 0 <= self.position_bias < inf:
+            raise ValueError(f"position_bias is {self.position_bias}, but must be a number from 0 on")
         if self.decoder_reads == "encoder+memory" and not self.num_slots:
             raise ValueError('decoder_reads="encoder+memory" needs num_slots above 0')
 
@@ -164,7 +165,7 @@ class DecoderLayer(nn.Module):
         return x + self.dropout(self.feed_forward(self.norm_feed_forward(x)))
 
 
-class Memformer(nn.Module, PyTorchModelHubMixin):
+class Memformer(nn.Module, Pretrained):
     def __init__(self, config: MemformerConfig) -> None:
         super().__init__()
         self.config = config

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
 from memformer_torch.nn.block import extend_blocks, stack_blocks
 from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -74,7 +74,7 @@ class _Last(NamedTuple):
     """bool (1 or B, 1, L, L), True where a key may be seen."""
 
 
-class RecurrentMemoryTransformer(nn.Module, PyTorchModelHubMixin):
+class RecurrentMemoryTransformer(nn.Module, Pretrained):
     """The memory is the last layer's output where it is written, after a layer norm of its own.
 
     So it has the scale of an embedding, however many segments are read.

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memformer_torch.nn.attention import Rotary
 from memformer_torch.nn.block import extend_blocks, stack_blocks
 from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.sizes import check_sizes
 from memformer_torch.nn.vocabulary import LargeVocabularyOnly, VocabularyConfig, make_embedding
 from memformer_torch.types import IGNORE, Output, Segment, TokenLosses, check_segment, check_state, decoder_input
@@ -76,7 +76,7 @@ class _Last(NamedTuple):
     """bool (T, N + T) or (B, 1, T, N + T); None if nothing was read before: then the kernel's own causal mask does."""
 
 
-class TransformerDecoder(nn.Module, PyTorchModelHubMixin):
+class TransformerDecoder(nn.Module, Pretrained):
     def __init__(self, config: TransformerDecoderConfig) -> None:
         super().__init__()
         self.config = config
@@ -159,6 +159,9 @@ class TransformerDecoder(nn.Module, PyTorchModelHubMixin):
         length, num_new = _length_before(segment, state), segment.target.shape[1]
         shortest, longest = torch.stack([length.min(), length.max()]).tolist()
         keys, values = state.keys[..., :longest, :], state.values[..., :longest, :]  # a reset may have left less
+        if segment.reset is not None and longest:  # a mask alone would let through what is not a number
+            gone = segment.reset[:, None, None, None, None]
+            keys, values = keys.masked_fill(gone, 0), values.masked_fill(gone, 0)
 
         steps = torch.arange(num_new, device=length.device)
         rotary = Rotary.at(length[:, None] + steps, keys.shape[-1], self.norm.weight.dtype)

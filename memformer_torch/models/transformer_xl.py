@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from huggingface_hub import PyTorchModelHubMixin
 from torch import Tensor, nn
 
 from memformer_torch.nn.past import Cache, Places
+from memformer_torch.nn.pretrained import Pretrained
 from memformer_torch.nn.relative_attention import (
     begin_positions,
     begin_rows,
@@ -72,7 +72,7 @@ class TransformerXLCache(NamedTuple):
     """(B, Y, L + 1, D): what the layers will remember."""
 
 
-class TransformerXL(nn.Module, PyTorchModelHubMixin):
+class TransformerXL(nn.Module, Pretrained):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__()
         self.config = config
