@@ -25,7 +25,7 @@ FARTHEST = RECIPE["distractors"]
 
 def table(scale: str) -> Table:
     """The same at both scales: the paper has no such experiment."""
-    train = RECIPE | {"pairs": PAIRS, "updates": 1000, "read": {str(PAIRS): DISTANCES}}
+    train = RECIPE | {"pairs": PAIRS, "updates": 2000, "read": {str(PAIRS): DISTANCES}}
     variants = [
         Variant(
             label=f"{number} slot{'s' if number > 1 else ''}",
