@@ -66,6 +66,8 @@ def point_to(run: Path, name: str, folder: Path) -> None:
 
 def find_checkpoint(run: Path, which: str = "last") -> Path:
     """The folder of the `last` or `best` checkpoint."""
+    if which not in ("last", "best"):
+        raise ValueError(f"there is no checkpoint {which!r}: choose best or last")
     name = _pointed(run, which)
     if name is None:
         hint = "it was stopped before its first evaluation: try --checkpoint last" if _pointed(run, "last") else "is it a run?"

@@ -92,6 +92,8 @@ class Parser(ArgumentParser):
             option, known = unknown[1] or unknown[2], list(parser.get_defaults().keys())
             hint = nearest(option, known) or nearest(option.partition(".")[0], known)
             message = f"there is no option {option!r}{hint}: see {parser.prog.replace(' [options]', '')} --help"
+        elif fields := re.search(r'key "(data|model)":.*\bdict\b.*Given value: (\S+)', message, re.DOTALL):
+            message = f"--{fields[1]} {fields[2]}: its settings are given one by one, as --{fields[1]}.name {fields[2]}"
         self.exit(2, f"memformer: {' '.join(message.split())}\n")
 
 

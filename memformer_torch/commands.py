@@ -4,6 +4,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from json import dumps
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from memformer_torch.data import option_names
 from memformer_torch.distributed import World
 from memformer_torch.evaluate import Evaluation
 from memformer_torch.metrics import read_metrics
-from memformer_torch.runs import build_corpus, choose_device, new_run, open_run
+from memformer_torch.runs import build_corpus, choose_device, new_run, open_run, read_config
 from memformer_torch.train import TrainConfig, Trainer, Watcher
 
 
@@ -36,15 +37,18 @@ def train(
     With many processes: torchrun --nproc_per_node 2 -m memformer_torch train ...
 
     Args:
-        data: Which data: `name`, `root` (or $MEMFORMER_DATA), and the dataset's own options.
-        model: Which model: `name` and the fields of its config.
+        data: Which data: --data.name, one of digits, pydocs, mnist, wikitext-2, wikitext-103, enwik8, text, retention, recall,
+            copy; --data.root (or $MEMFORMER_DATA); and its own options, which `memformer data NAME` tells.
+        model: Which model: --model.name, one of memformer (which it is if not said), decoder, lstm, rmt, transformer-xl,
+            compressive; and the fields of its config, as --model.num_slots, which `memformer models --settings NAME` tells.
         train: How to train.
         out: Folder of the run; by default a new one under runs/.
-        resume: Folder of a run to go on with; all settings are its own.
+        resume: Folder of a run to go on with; all settings are its own, and others are refused.
         device: "auto" (an accelerator if there is one), "cpu", "cuda", ...
     """
     console = Console(markup=False, quiet=World.join(choose_device(device)).rank > 0)
     if resume is not None:
+        _check_own(resume, {"data": data or {}, "model": model or {}, "train": _given(train)}, out)
         trainer = open_run(resume, device)
         console.print(f"Going on with {resume} at update {trainer.update:,} of {trainer.config.updates:,}")
     else:
@@ -52,6 +56,27 @@ def train(
         folder = out or Path("runs") / f"{data.get('name', 'run')}-{time.strftime('%Y%m%d-%H%M%S')}"
         trainer = new_run(folder, model or {}, data, train, device)
     _fit(trainer, console)
+
+
+def _check_own(run: Path, given: dict[str, dict[str, Any]], out: Path | None) -> None:
+    """Raise a ValueError for a setting that is not the run's own: it would be ignored."""
+    own = read_config(run)
+    for part, settings in given.items():
+        for name, value in settings.items():
+            there = repr(own[part][name]) if name in own[part] else "not set"
+            if there != repr(value):
+                raise ValueError(
+                    f"{run} goes on with its own settings, and {part}.{name} is {there} there, not {value!r}: "
+                    "leave it out, or begin a new run"
+                )
+    if out not in (None, run):
+        raise ValueError(f"{run} goes on in its own folder: leave out --out {out}, or begin a new run")
+
+
+def _given(config: TrainConfig) -> dict[str, Any]:
+    """The settings that are not the defaults."""
+    usual = asdict(TrainConfig())
+    return {name: value for name, value in asdict(config).items() if value != usual[name]}
 
 
 def _fit(trainer: Trainer, console: Console) -> None:

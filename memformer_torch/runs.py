@@ -138,8 +138,10 @@ def read_config(run: Path) -> dict[str, Any]:
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
         return {name: dict(config[name]) for name in ("data", "model", "train")}
-    except (yaml.YAMLError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} cannot be read: {error!r}") from error
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read: it must have the parts data, model and train, each with settings") from error
 
 
 def _build(run: Path, model: dict[str, Any], data: dict[str, Any], train: TrainConfig, device: str) -> Trainer:

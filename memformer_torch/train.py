@@ -89,7 +89,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_types(self, "train.")
         positive = ("updates", "batch_size", "horizon", "accumulate", "evaluate_every", "checkpoint_every", "log_every")
-        for name in (*positive, "sample_every"):
+        for name in (*positive, "sample_every", "evaluate_tokens"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"train.{name} is {value}, but must be at least 1")
         if self.stride is not None and not 1 <= self.stride <= self.horizon:

@@ -1,6 +1,7 @@
 """Measuring: what is counted is what there is."""
 
 import json
+from dataclasses import fields
 
 import pytest
 import torch
@@ -79,6 +80,22 @@ def test_models_command(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert set(rows) == {"image", "text"}
     assert set(rows["image"]) == set(MODELS)
+
+
+def test_settings_of_every_model_are_told(capsys):
+    for name, (config, _) in MODELS.items():
+        main(["models", "--settings", name, "--json"])
+        told = json.loads(capsys.readouterr().out)
+        assert set(told) == {field.name for field in fields(config)} - {"vocab_size"}
+        assert all(setting["says"] for setting in told.values()), name
+        assert config(vocab_size=256, **{setting: value["default"] for setting, value in told.items()}) == config(
+            vocab_size=256
+        )
+    main(["models", "--settings", "memformer"])
+    assert "tau in the paper" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit):
+        main(["models", "--settings", "memfomer"])
+    assert "did you mean memformer" in capsys.readouterr().err
 
 
 def test_step_command(tmp_path, capsys):

@@ -48,8 +48,8 @@ def damage(run, what):
         ("a missing file", "training.safetensors is missing"),
         ("another model", "do not fit"),
         ("other data", "other data"),
-        ("an edited config", "cannot be read"),
-        ("an empty part of the config", "cannot be read"),
+        ("an edited config", "cannot be read: while parsing a flow node"),
+        ("an empty part of the config", "cannot be read: it must have the parts data, model and train"),
     ],
 )
 def test_damage_is_one_clear_error_and_loses_nothing(what, message, tmp_path, capsys):
@@ -62,6 +62,7 @@ def test_damage_is_one_clear_error_and_loses_nothing(what, message, tmp_path, ca
     assert stopped.value.code == 2
     error = capsys.readouterr().err
     assert message in " ".join(error.split())
+    assert " at 0x" not in error
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 

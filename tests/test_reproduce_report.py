@@ -213,6 +213,7 @@ def test_errors_come_before_any_work(tmp_path, monkeypatch, capsys):
         (["tabel1"], "there is no experiment 'tabel1' (did you mean table1?): choose one of"),
         (["table1"], f"mnist was not found in {tmp_path}/nowhere/mnist: put its files into a folder mnist"),
         (["table1", "--only", "gru"], "table1 has no row whose name contains 'gru': see memformer reproduce table1 --list"),
+        (["table1", "--only", "gru", "--list"], "table1 has no row whose name contains 'gru'"),
         (["table1", "--workers", "0"], "workers is 0, but must be at least 1"),
     ):
         with pytest.raises(SystemExit) as stopped:

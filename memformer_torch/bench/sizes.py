@@ -1,24 +1,31 @@
-"""`memformer models`: every model at the paper's sizes, in one table."""
+"""`memformer models`: every model at the paper's sizes, in one table; or the settings of one."""
 
+from dataclasses import MISSING, fields
 from json import dumps
 from typing import Any
 
 import torch
+from docstring_parser import parse_from_object
 from rich.console import Console
 from rich.table import Table
 
 from memformer_torch.models import MODELS, PRESETS
+from memformer_torch.runs import nearest
 
 
-def models(json: bool = False) -> None:
-    """List the models: parameters and state at the paper's two sizes.
+def models(settings: str = "", json: bool = False) -> None:
+    """List the models: parameters and state at the paper's two sizes; or what can be set of one.
 
     Parameters are counted without the vocabulary's embedding, which is the same for all models of one width. The state is
     what one sequence carries from segment to segment; the decoder's grows, and is given at its full length.
 
     Args:
+        settings: The name of a model: list its settings instead, with their defaults, as training takes them.
         json: Print JSON instead of a table.
     """
+    if settings:
+        print_settings(settings, json)
+        return
     rows = {preset: {name: count(name, preset) for name in MODELS} for preset in PRESETS}
     if json:
         print(dumps(rows, indent=1))
@@ -32,6 +39,27 @@ def models(json: bool = False) -> None:
         console.print(table)
         layers, parameters = matching_layers(preset)
         console.print(f"A Transformer-XL of {layers} layers has {parameters:,} parameters, nearest to Memformer's.\n")
+
+
+def print_settings(name: str, json: bool) -> None:
+    """What stands in the model's config, but for the vocabulary, which the data decides."""
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}{nearest(name, MODELS)}: choose one of {', '.join(MODELS)}")
+    config = MODELS[name][0]
+    parts = [part for part in reversed(config.__mro__) if part is not object]
+    told = {field.arg_name: field.description or "" for part in parts for field in parse_from_object(part).params}
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(config)
+        if field.name != "vocab_size"
+    }
+    if json:
+        print(dumps({name: {"default": value, "says": told[name]} for name, value in defaults.items()}, indent=1))
+        return
+    table = Table("setting", "default", "what it is", title=f"{name}: --model.SETTING")
+    for setting, value in defaults.items():
+        table.add_row(setting, str(value), " ".join(told[setting].split()))
+    Console(markup=False).print(table)
 
 
 def matching_layers(preset: str) -> tuple[int, int]:

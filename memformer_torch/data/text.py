@@ -39,7 +39,10 @@ def load(
     progress: Progress | None = None,
 ) -> Corpus:
     """`path` is the file or folder (without it, the folder `text` of root); `pattern` chooses files in a folder."""
-    place = find_folder("text", root) if path is None else Path(path)
+    try:
+        place = find_folder("text", root) if path is None else Path(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError("text needs a file or folder of yours: give its path, as --data.path novel.txt") from error
     found = find_texts(place, pattern)
     files = only_named(found)
     how, parts = split_files(files)

@@ -54,6 +54,7 @@ def reproduce(
     if number < 1:
         raise ValueError(f"workers is {number}, but must be at least 1")
     runner = Runner(experiment.rows, results, runs, number, only)
+    check_name(runner.tasks(), name, only)
     if list:
         print_tasks(runner.tasks(), results, number, console)
         return
@@ -61,7 +62,7 @@ def reproduce(
     if render:
         draw(experiment, results, runs, console, scale)
         return
-    check(runner.tasks(), name, only)
+    check(runner.tasks(), only)
     outcome = runner.run(console)
     if outcome.signal is not None:
         console.print(f"Stopped. The same command goes on: {as_command(name, scale, workers, only, runs, out)}", soft_wrap=True)
@@ -74,10 +75,13 @@ def reproduce(
         raise SystemExit(1)
 
 
-def check(tasks: list[Task], name: str, only: str) -> None:
-    """That there is something to run, and data for it: an error now, and text is prepared once."""
+def check_name(tasks: list[Task], name: str, only: str) -> None:
     if not tasks:
         raise ValueError(f"{name} has no row whose name contains {only!r}: see memformer reproduce {name} --list")
+
+
+def check(tasks: list[Task], only: str) -> None:
+    """That there is something to run, and data for it: an error now, and text is prepared once."""
     if all(task.state == "later" for task in tasks):
         raise ValueError(f"all rows named {only!r} wait for rows that decide on their settings: run those first, or all")
     for data in {repr(task.row.data): task.row.settings()["data"] for task in tasks if task.state != "done"}.values():
