@@ -1,16 +1,18 @@
 """Appendix C: perplexity against the time horizon and the number of slots, of the smaller Memformer of Table 1."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from math import log
 
+from scipy.stats import spearmanr
+
 from memformer_torch.reproduce import table1
 from memformer_torch.reproduce.orders import Order
 from memformer_torch.reproduce.report import Experiment, Report
 from memformer_torch.reproduce.row import Results
-from memformer_torch.reproduce.scores import Scores, median_perplexity
+from memformer_torch.reproduce.scores import Scores, median_perplexity, perplexities
 from memformer_torch.reproduce.table import SEEDS, Table, Variant, with_shares
 
 SIZES = {
@@ -28,6 +30,8 @@ SIZES = {
 }
 HORIZONS = (1, 2, 4, 8, 16, 32)
 SLOTS = (1, 2, 4, 8, 16, 32, 64)
+ENOUGH = 8
+"""Runs, for a trend over them to be told."""
 NO_MEMORY = "without-memory"
 """Beside the numbers of slots, to tell what the first of them is worth."""
 
@@ -103,8 +107,18 @@ def report(title: str, label: str, table: Table, results: Results) -> Report:
         notes=[*notes, *scores.notes(results)],
         draw=partial(scores.draw_curve, label, places),
         brief=scores.brief(title, [variant.slug for variant in table.variants]),
-        summary=" ".join([scores.summary(), *_worth_of_the_first(scores, names)]),
+        summary=" ".join([scores.summary(), *_trend(scores, label, places), *_worth_of_the_first(scores, names)]),
     )
+
+
+def _trend(scores: Scores, label: str, places: Mapping[str, int]) -> list[str]:
+    """Whether perplexity falls with the number, over all runs together: it may, where no two numbers differ beyond noise."""
+    points = [(place, score) for slug, place in places.items() for score in perplexities(scores.found[slug])]
+    if len(points) < ENOUGH or len({score for _, score in points}) == 1:
+        return []
+    correlation, chance = spearmanr(*zip(*points, strict=True))
+    chance = "p < 0.001" if chance < 0.001 else f"p = {chance:.3f}"
+    return [f"Over all {len(points)} runs, the rank correlation of {label} and perplexity is {correlation:.2f} ({chance})."]
 
 
 def _worth_of_the_first(scores: Scores, names: Sequence[str]) -> list[str]:
