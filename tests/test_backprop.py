@@ -351,7 +351,7 @@ def test_bad_rollouts(method):
         with pytest.raises(ValueError, match=message):
             METHODS[method](model, segments, state)
     with pytest.raises(ValueError, match="state is None"):
-        METHODS[method](model, [random_segment()], None)
+        METHODS[method](model, [fewer], None)
     assert all(p.grad is None for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), generator)
 

@@ -232,7 +232,7 @@ def test_standard_input(place, tmp_path, capsys, monkeypatch):
         (["words", "--input", "book.txt", "--slot", "3"], "--slot is 3, but the slots are 0 to 2"),
         (["words", "--input", "book.txt", "--keep", "0.1"], "0 <= take < keep <= 1"),
         (["words", "--input", "book.txt", "--out", "book.txt"], "--out is book.txt, which is a file"),
-        (["words", "--input", "book.txt", "--checkpoint", "worst"], "words has no worst checkpoint"),
+        (["words", "--input", "book.txt", "--checkpoint", "worst"], "there is no checkpoint 'worst': choose best or last"),
         (["words", "--inputs", "book.txt"], "did you mean input"),
     ],
 )
