@@ -374,7 +374,10 @@ def test_a_session_of_another_run_is_refused(place, tmp_path, capsys):
         (["generate", "words", "--prompt", "a", "--top_k", "x"], "top_k"),
         (["generate", "words", "--prompt", "a", "--max_tokens", "-3"], "max_tokens is -3"),
         (["generate", "words", "--prompt", "a", "--max_token", "3"], "did you mean max_tokens"),
-        (["generate", "words", "--prompt", "a", "--checkpoint", "worst"], "there is no checkpoint 'worst': choose best or last"),
+        (
+            ["generate", "words", "--prompt", "a", "--checkpoint", "worst"],
+            "there is no checkpoint 'worst': choose best or last",
+        ),
         (["generate", "words", "--prompt", "a", "--session", "data/train.txt"], "is not a session"),
         (["generate", "words", "--file", "missing"], "missing"),
         (["generate", "words", "--file", "data"], "data"),
