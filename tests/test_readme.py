@@ -1,6 +1,7 @@
 """The README's table "In short" is written by hand: every number in it is one of the results."""
 
 import json
+from math import log
 from pathlib import Path
 from statistics import median
 
@@ -14,7 +15,7 @@ def read(name):
 
 
 def perplexity(table, slug):
-    """The median over seeds; of rows that decided on a rate, those of the rate that was taken."""
+    """The median over seeds."""
     files = sorted((ROOT / "results" / "quality" / table).glob(f"{slug}-seed-?.json"))
     assert files, slug
     return median(read(f"quality/{table}/{file.stem}")["test"]["perplexity"] for file in files)
@@ -60,3 +61,34 @@ def test_tasks(lines):
     assert f"accuracy {least:.3f} over 4,096 segments" in found(lines, "a value is held")
     sixteen = [read(f"quality/recall/encoder-and-memory-seed-{seed}")["accuracy"]["16"]["8"] for seed in range(3)]
     assert found(lines, "sixteen values").startswith(f"{median(sixteen):.2f} over up to 8 segments")
+
+
+def test_images(lines):
+    text, ours = found(lines, "images: better than Transformer-XL"), median_of_rate("memformer", "0.008")
+    deep, deep_decoder = perplexity("table1", "deep-transformer-xl-784"), perplexity("table1", "deep-decoder-rate-0.016")
+    assert f"is level ({ours - deep:.3f} better" in text
+    assert f"a plain decoder of 6 layers better by {ours - deep_decoder:.3f}" in text
+
+
+def median_of_rate(slug, rate):
+    """Over seeds, the first of which decided on the rate."""
+    first = read(f"quality/table1/{slug}-rate-{rate}-seed-0")["test"]["perplexity"]
+    return median([first, *(read(f"quality/table1/{slug}-seed-{seed}")["test"]["perplexity"] for seed in (1, 2))])
+
+
+def test_text(lines):
+    line = found(lines, "text: better")
+    names = ("memformer-rate-0.008-seed-0", "memformer-seed-1", "memformer-seed-2")
+    ours = median(read(f"quality/table2/{name}")["test"]["perplexity"] for name in names)
+    assert f"{ours / perplexity('table2', 'transformer-xl-1024') - 1:.1%}".replace("%", " % behind the largest") in line
+    assert f"{perplexity('table2', 'without-memory') / ours - 1:.1%}".replace("%", " % worse") in line
+    longer = {name: run["test"]["perplexity"] for name, run in read("trials/table2-longer")["runs"].items()}
+    assert f"{longer['memformer'] / longer['transformer-xl-16'] - 1:.1%}".replace("%", " % behind)") in line
+
+
+def test_slots(lines):
+    line = found(lines, "one slot is worst")
+    none, one, most = (perplexity("slots", slug) for slug in ("without-memory", "slots-1", "slots-64"))
+    assert f"saves {log(none / one) / log(none / most):.0%}".replace("%", " % of what 64 save") in line
+    shares = [read(f"quality/capacity/slots-{slots}-seed-0")["accuracy"]["8"]["8"] for slots in (1, 4, 8, 16)]
+    assert "accuracy {:.2f} with one slot, {:.2f} with 4, {:.2f} with 8, {:.2f} with 16".format(*shares) in line
