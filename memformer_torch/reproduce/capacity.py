@@ -42,7 +42,7 @@ def report(table: Table, results: Results) -> Report:
     all_runs = table.found(results)
     found = {variant.model["num_slots"]: runs for variant in table.variants if (runs := all_runs[variant.slug])}
     title = f"Accuracy of {PAIRS} pairs by slots and segments of noise"
-    columns = ("slots", "numbers of state", *map(str, DISTANCES), "seeds")
+    columns = ("slots", "numbers of state", *[f"noise {distance}" for distance in DISTANCES], "seeds")
     lines = [
         [
             str(number),
@@ -63,7 +63,7 @@ def report(table: Table, results: Results) -> Report:
         ],
         draw=partial(_draw, found),
         brief=Grid(title=title, columns=columns, lines=lines),
-        summary=f"Accuracy; columns are segments of noise after each four of the {PAIRS} pairs, of which training had at most "
+        summary=f"Accuracy; noise: segments of it after each four of the {PAIRS} pairs, of which training had at most "
         f"{FARTHEST}. Chance is 0.0625.",
     )
 
