@@ -130,7 +130,7 @@ def report(table: Table, results: Results) -> Report:
     title = "Accuracy by pairs and segments of noise: median, and the least"
     runs = [run for runs in found.values() for run in runs]
     reached = "; ".join(
-        f"{variant.label}: {', '.join(_reached(run) for run in found[variant.slug])}"
+        f"{variant.label}: {', '.join(as_reached(run) for run in found[variant.slug])}"
         for variant in table.variants
         if found[variant.slug]
     )
@@ -163,7 +163,7 @@ def _brief(title: str, table: Table, found: dict[str, list[dict[str, Any]]]) -> 
     return Grid(title=title, columns=columns, lines=lines)
 
 
-def _reached(run: dict[str, Any]) -> str:
+def as_reached(run: dict[str, Any]) -> str:
     return f"{run['reached']['pairs']} pairs, {run['reached']['distractors']} of noise"
 
 
