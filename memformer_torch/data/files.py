@@ -35,11 +35,10 @@ def find_folder(
         package = _datasets()
         return cached(cache, name, key, lambda folder: fetch(package, folder))
     looked = f"in {Path(root) / name}" if root else "anywhere, as neither root nor $MEMFORMER_DATA is set"
-    other = ", or have it fetched: --data.download true, in Python download=True" if fetch else ""
-    other += " (pip install 'memformer-torch[datasets]')" if fetch else ""
-    raise FileNotFoundError(
-        f"{name} was not found {looked}: put its files into a folder {name} under root or $MEMFORMER_DATA{other}"
-    )
+    how = f"put its files into a folder {name} under root or $MEMFORMER_DATA"
+    if fetch:
+        how += ", or have it fetched: --data.download true, in Python download=True (pip install 'memformer-torch[datasets]')"
+    raise FileNotFoundError(f"{name} was not found {looked}: {how}")
 
 
 def find_file(folder: Path, *patterns: str) -> Path:

@@ -54,15 +54,17 @@ def reproduce(
     if number < 1:
         raise ValueError(f"workers is {number}, but must be at least 1")
     runner = Runner(experiment.rows, results, runs, number, only)
-    check_name(runner.tasks(), name, only)
+    tasks = runner.tasks()
+    if not tasks:
+        raise ValueError(f"{name} has no row whose name contains {only!r}: see memformer reproduce {name} --list")
     if list:
-        print_tasks(runner.tasks(), results, number, console)
+        print_tasks(tasks, results, number, console)
         return
     pictures.new_figure()  # an error now, not after the runs
     if render:
         draw(experiment, results, runs, console, scale)
         return
-    check(runner.tasks(), only)
+    check(tasks, only)
     outcome = runner.run(console)
     if outcome.signal is not None:
         console.print(f"Stopped. The same command goes on: {as_command(name, scale, workers, only, runs, out)}", soft_wrap=True)
@@ -73,11 +75,6 @@ def reproduce(
         names = ", ".join(outcome.failures)
         console.print(f"Failed: {names}. Without a result: {left} rows.", style="red", soft_wrap=True, highlight=False)
         raise SystemExit(1)
-
-
-def check_name(tasks: list[Task], name: str, only: str) -> None:
-    if not tasks:
-        raise ValueError(f"{name} has no row whose name contains {only!r}: see memformer reproduce {name} --list")
 
 
 def check(tasks: list[Task], only: str) -> None:
