@@ -62,6 +62,8 @@ def report(table: Table, results: Results) -> Report:
             f"{FARTHEST} segments of noise after each four of them, and at most {table.budget.train['updates']:,} "
             "updates. Chance is 1/16; to know the values but not whose they are gives 1/8. Every run begins with four pairs, "
             "without noise, on a plateau; one that does not leave it in time tells nothing of what there is room for.",
+            "Made after `slots` had shown no difference on images. The most updates were 1,000 at first, and were raised for "
+            "all rows after a run of 16 slots was still on the plateau by then.",
             f"The hardest documents that training came to, by seed: {reached}.",
             f"Machine time, one core a run: {as_time(sum(run['seconds'] for runs in found.values() for run in runs))}.",
         ],
